@@ -52,7 +52,7 @@ def generation_of(epoch: Epoch, counter: int) -> Generation:
     return Generation(epoch << _COUNTER_BITS | counter)
 
 
-def check_name(name: str, *, what: str = "artifact id") -> str:
+def check_name(name: object, *, what: str = "artifact id") -> str:
     """Return `name` when it is legal.
 
     Legal is any text of 1 to 512 UTF-8 bytes without control characters, surrogates,
@@ -63,18 +63,22 @@ def check_name(name: str, *, what: str = "artifact id") -> str:
     InvalidName
         When it is not; nothing has been changed.
     """
-    if not isinstance(name, str):
+    if not isinstance(name, str):  # callers without a type checker
         message = f"{what} must be text, not {type(name).__name__}"
         raise InvalidName(message)
     try:
         size_bytes = len(name.encode())
     except UnicodeEncodeError as error:
-        message = f"{what} {name!r} is not valid Unicode text; remove the lone surrogates"
+        message = (
+            f"{what} {name!r} is not valid Unicode text; remove the lone surrogates"
+        )
         raise InvalidName(message) from error
     if not 0 < size_bytes <= MAX_NAME_BYTES:
         message = f"{what} must take 1 to {MAX_NAME_BYTES} UTF-8 bytes, this takes {size_bytes}"
         raise InvalidName(message)
     if name != name.strip() or not name.isprintable():
-        message = f"{what} {name!r} has control characters, or spaces at an end; remove them"
+        message = (
+            f"{what} {name!r} has control characters, or spaces at an end; remove them"
+        )
         raise InvalidName(message)
     return name
