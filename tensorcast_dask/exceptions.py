@@ -137,7 +137,7 @@ class UnsupportedDtype(RequestError, TypeError):
 
 
 class UnsupportedPlatform(RequestError):
-    """This machine or Python lacks something the call needs."""
+    """The machine or the Python here lacks something the call needs."""
 
 
 class Unimplemented(RequestError):

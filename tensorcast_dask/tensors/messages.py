@@ -908,8 +908,10 @@ class Migrate(Message, frozen=True, kw_only=True):
 
 
 class Release(Message, frozen=True, kw_only=True):
-    """Drop one node's replica, or end a caller's lease. Never the last copy of a
-    system-owned version (Mismatch). Answer: nothing."""
+    """Drop one node's replica, or end a caller's lease.
+
+    Never the last copy of a system-owned version (Mismatch). Answer: nothing.
+    """
 
     rid: RequestId
     generation: Generation

