@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import TypeVar, overload
 
 __all__ = ["eventually", "eventually_async", "never"]
 
@@ -46,6 +46,18 @@ def eventually(predicate: Callable[[], T], *, within_s: float, what: str = "") -
             raise AssertionError(_message(predicate, within_s, what, last))
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+
+@overload
+async def eventually_async(
+    predicate: Callable[[], Awaitable[T]], *, within_s: float, what: str = ""
+) -> T: ...
+
+
+@overload
+async def eventually_async(
+    predicate: Callable[[], T], *, within_s: float, what: str = ""
+) -> T: ...
 
 
 async def eventually_async(
