@@ -7,7 +7,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help venv torch demo-data test lint floors fast demo bench clean
+.PHONY: help venv demo-data test lint floors fast coverage demo bench clean
 
 PYTHON ?=
 VENV := .venv
@@ -15,7 +15,7 @@ BIN := $(VENV)/bin
 INPUTS := pyproject.toml constraints.txt .ci/make-venv tensorcast_dask/__init__.py
 
 help:
-	@echo "make demo | test | lint | fast | bench | venv | clean"
+	@echo "make demo | test | lint | fast | coverage | bench | venv | clean"
 
 venv: $(VENV)/.stamp-torch
 
@@ -49,6 +49,13 @@ fast: venv
 	@.ci/floors $(BIN)/python architecture unit property sim
 
 test: lint floors
+
+# The pure rooms are to be covered whole by the floors that need no process.
+coverage: venv
+	@$(BIN)/python -m coverage erase
+	@$(BIN)/python -m coverage run -m pytest --quiet tests/unit tests/property tests/sim
+	@$(BIN)/python -m coverage combine --quiet
+	@$(BIN)/python -m coverage report --include='tensorcast_dask/tensors/*,tensorcast_dask/*/state/*'
 
 bench: demo-data
 	@$(BIN)/python -m benchmarks

@@ -5,12 +5,14 @@ Rules:
 1. A run on CI is derandomised and larger; both follow from the variable `CI` alone.
 2. `--sim-seed N` repeats exactly one simulated history; `--sim-seeds N` sets their number.
 3. A test takes the argument `sim_seed` to be run once per seed.
+4. A test has the marker of the floor that its file lies on.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -19,6 +21,8 @@ from tests.kit.leaks import no_leaks
 
 _ON_CI = bool(os.environ.get("CI"))
 _SEEDS = 200 if _ON_CI else 50
+_TESTS = Path(__file__).parent
+_MARKED_FLOORS = {"sim", "cluster", "process", "gpu"}
 
 hypothesis.settings.register_profile("dev", max_examples=50, deadline=None)
 hypothesis.settings.register_profile(
@@ -59,11 +63,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> None:
-    if config.getoption("--slow"):
-        return
+    slow = config.getoption("--slow")
     skip = pytest.mark.skip(reason="slow: run with --slow")
     for item in items:
-        if item.get_closest_marker("slow"):
+        floor = item.path.relative_to(_TESTS).parts[0]
+        if floor in _MARKED_FLOORS:
+            item.add_marker(floor)
+        if item.get_closest_marker("slow") and not slow:
             item.add_marker(skip)
 
 
