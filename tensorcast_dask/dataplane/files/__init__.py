@@ -1,0 +1,1 @@
+"""The safetensors format and the disk tier: files only, no array library."""
