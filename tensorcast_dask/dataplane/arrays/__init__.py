@@ -1,0 +1,39 @@
+"""Arrays in and out of segments: numpy and torch behind one contract.
+
+`canonical` describes a caller's tensors, `copy_into` writes them into a segment,
+`materialise` makes arrays over one, `copy_out` fills a caller's own arrays.
+"""
+
+from __future__ import annotations
+
+from tensorcast_dask.dataplane.arrays.canonical import (
+    ONLY_TENSOR,
+    backend_named,
+    canonical,
+    describe,
+    resident_bytes,
+)
+from tensorcast_dask.dataplane.arrays.contract import ArrayBackend, Places, Source
+from tensorcast_dask.dataplane.arrays.copying import copy_into, copy_out, zero_gaps
+from tensorcast_dask.dataplane.arrays.making import (
+    RawTensor,
+    default_framework,
+    materialise,
+)
+
+__all__ = [
+    "ONLY_TENSOR",
+    "ArrayBackend",
+    "Places",
+    "RawTensor",
+    "Source",
+    "backend_named",
+    "canonical",
+    "copy_into",
+    "copy_out",
+    "default_framework",
+    "describe",
+    "materialise",
+    "resident_bytes",
+    "zero_gaps",
+]

@@ -1,0 +1,168 @@
+"""From a caller's tensors to an index and the sources of its entries.
+
+Rules:
+
+1. Everything is described, and refused, before anything is allocated or copied.
+2. Two names are tied when they are one tensor: same memory, dtype, shape and strides, in
+   whichever library. Views that merely overlap are stored independently.
+3. A library is asked only about its own values; torch is looked up among the loaded
+   modules, never imported on behalf of a caller who has none of its tensors.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from tensorcast_dask.dataplane.arrays.numpy_backend import NumpyBackend
+from tensorcast_dask.exceptions import (
+    InvalidName,
+    UnsupportedDtype,
+    UnsupportedPlatform,
+)
+from tensorcast_dask.tensors.specs import Index
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Sequence
+
+    from tensorcast_dask.dataplane.arrays.contract import ArrayBackend, Source
+
+__all__ = ["ONLY_TENSOR", "backend_named", "canonical", "describe", "resident_bytes"]
+
+#: Name of the tensor of an artifact that was put as a single tensor.
+ONLY_TENSOR: Final = "tensor"
+
+_NUMPY: Final = NumpyBackend()
+_LOADED: Final[dict[str, ArrayBackend]] = {"numpy": _NUMPY}
+
+
+def backend_named(name: str) -> ArrayBackend:
+    """Return the backend called `name`, importing its library.
+
+    Raises
+    ------
+    UnsupportedPlatform
+        When the library is not installed, or none of that name is known.
+    """
+    loaded = _LOADED.get(name)
+    if loaded is not None:
+        return loaded
+    if name == "torch":
+        try:
+            module = importlib.import_module(
+                "tensorcast_dask.dataplane.arrays.torch_backend"
+            )
+        except ImportError as error:
+            message = (
+                "torch cannot be imported; install it or ask for framework='numpy'"
+            )
+            raise UnsupportedPlatform(message) from error
+        backend: ArrayBackend = module.TorchBackend()
+        return _LOADED.setdefault(name, backend)
+    message = f"there is no array backend {name!r}; known: numpy, torch"
+    raise UnsupportedPlatform(message)
+
+
+def _owner(kind: type) -> ArrayBackend | None:
+    """Who takes values of this type."""
+    if issubclass(kind, np.ndarray | np.generic):
+        return _NUMPY
+    torch = sys.modules.get("torch")
+    tensor = getattr(
+        torch, "Tensor", None
+    )  # absent while torch is still being imported
+    if tensor is not None and issubclass(kind, tensor):
+        return backend_named("torch")
+    return None
+
+
+def describe(tensors: Mapping[str, object]) -> list[Source]:
+    """Describe every value, in order.
+
+    Raises
+    ------
+    UnsupportedDtype
+        For the first value that cannot be stored.
+    """
+    owners: dict[type, ArrayBackend | None] = {}
+    sources: list[Source] = []
+    for name, value in tensors.items():
+        kind = type(value)
+        if kind not in owners:
+            owners[kind] = _owner(kind)
+        owner = owners[kind]
+        if owner is None:
+            message = (
+                f"tensor {name!r} is a {kind.__module__}.{kind.__qualname__}; "
+                "give numpy arrays or torch tensors"
+            )
+            raise UnsupportedDtype(message)
+        sources.append(owner.describe(name, value))
+    return sources
+
+
+def _ties(sources: Sequence[Source]) -> list[Hashable]:
+    """One key a source; equal keys are one tensor."""
+    if all(source.alone for source in sources):
+        return [id(source.value) for source in sources]
+    return [source.backend.tie(source) for source in sources]
+
+
+def canonical(tensors: object) -> tuple[Index, list[Source]]:
+    """Describe a tensor or a mapping of tensors as it will be stored.
+
+    Parameters
+    ----------
+    tensors : mapping of str to array, or one array
+        A single array becomes the tensor called "tensor".
+
+    Returns
+    -------
+    (Index, list of Source)
+        The packed index, and the source of each of its entries.
+
+    Raises
+    ------
+    UnsupportedDtype
+        For what cannot be stored: objects, text, sparse, quantised, meta and nested tensors.
+    InvalidName
+        For a key that is no legal tensor name.
+    """
+    mapping = tensors if isinstance(tensors, Mapping) else {ONLY_TENSOR: tensors}
+    for name in mapping:
+        if not isinstance(name, str):
+            message = f"tensor names are text, not {type(name).__name__}"
+            raise InvalidName(message)
+    sources = describe(mapping)
+    entries: dict[Hashable, int] = {}
+    entry_of = [entries.setdefault(tie, len(entries)) for tie in _ties(sources)]
+    if len(entries) < len(sources):
+        first: dict[int, Source] = {}
+        for at, source in zip(entry_of, sources, strict=True):
+            first.setdefault(at, source)
+        sources = list(first.values())
+    index = Index(
+        list(mapping),
+        [source.dtype for source in sources],
+        [source.shape for source in sources],
+        entry_of=entry_of,
+    )
+    return index, sources
+
+
+def resident_bytes(sources: Sequence[Source]) -> int:
+    """Bytes of host memory that the sources touch, each byte counted once."""
+    extents = np.array(
+        [source.backend.extent(source) for source in sources], np.uint64
+    ).reshape(-1, 2)
+    low, high = extents[np.argsort(extents[:, 0], kind="stable")].T
+    if not low.size:
+        return 0
+    # Reach of everything before each extent: what lies below it is counted already.
+    reach = np.maximum.accumulate(high)
+    start = np.maximum(low, np.concatenate([low[:1], reach[:-1]]))
+    return int(np.sum(np.maximum(high, start) - start))

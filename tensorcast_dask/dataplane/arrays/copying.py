@@ -1,0 +1,239 @@
+"""Bytes from sources into a segment, and from a segment into a caller's arrays.
+
+Rules:
+
+1. Everything is checked before the first byte moves.
+2. Big copies run without the GIL, cut evenly over `threads`; small ones run in the calling
+   thread and keep the GIL, so that ten thousand of them never hand it back and forth.
+3. When a call returns, or raises, no thread of it touches memory any more.
+4. Bytes of the segment that belong to no entry are zeroed: a recycled segment shows nothing
+   of its former content, and equal tensors make equal segments.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from tensorcast_dask.dataplane.arrays.canonical import describe
+from tensorcast_dask.exceptions import InvalidArgument, Mismatch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from typing_extensions import Buffer
+
+    from tensorcast_dask.dataplane.arrays.contract import Bytes, Source
+    from tensorcast_dask.tensors.specs import Index
+
+__all__ = ["copy_into", "copy_out", "zero_gaps"]
+
+_BIG_BYTES: Final = 1 << 20
+_PIECE_BYTES: Final = 16 << 20
+_MEMMOVE: Final = ctypes.cast(ctypes.memmove, ctypes.c_void_p).value or 0
+_SIGNATURE: Final = (None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+#: memmove without the GIL, and with it.
+_move_big: Final = ctypes.CFUNCTYPE(*_SIGNATURE)(_MEMMOVE)
+_move_small: Final = ctypes.PYFUNCTYPE(*_SIGNATURE)(_MEMMOVE)
+
+Job = tuple["Callable[..., object]", tuple[object, ...]]
+
+
+def _bytes(buffer: Buffer | int, nbytes: int, *, writable: bool) -> Bytes:
+    """`nbytes` of the buffer, or of the memory at an address, as an array."""
+    if isinstance(buffer, int):
+        buffer = (ctypes.c_char * nbytes).from_address(buffer)
+    view = memoryview(buffer)
+    if view.nbytes < nbytes:
+        message = f"the buffer has {view.nbytes} bytes, the index needs {nbytes}"
+        raise InvalidArgument(message)
+    if writable and view.readonly:
+        message = "the buffer is read-only; give a writable map"
+        raise InvalidArgument(message)
+    if not nbytes:
+        return np.empty(0, np.uint8)
+    return np.frombuffer(view, np.uint8, nbytes)
+
+
+def _address(array: Bytes) -> int:
+    return int(array.__array_interface__["data"][0])
+
+
+def _pieces(target: int, source: int, nbytes: int, threads: int) -> list[Job]:
+    """Cut one big copy so that every thread gets a part."""
+    piece = min(_PIECE_BYTES, -(-nbytes // threads))
+    piece = -(-piece // 4096) * 4096
+    return [
+        (_move_big, (target + at, source + at, min(piece, nbytes - at)))
+        for at in range(0, nbytes, piece)
+    ]
+
+
+def _run(jobs: list[Job], *, threads: int) -> None:
+    """Run every job; the first error is raised once all threads have ended."""
+    jobs.reverse()
+    errors: list[BaseException] = []
+
+    def drain() -> None:
+        while not errors:
+            try:
+                job, arguments = jobs.pop()
+            except IndexError:
+                return
+            try:
+                job(*arguments)
+            except BaseException as error:  # noqa: BLE001 - handed to the caller below
+                errors.append(error)
+
+    extra = [
+        threading.Thread(target=drain, name="tensorcast-copy", daemon=True)
+        for _ in range(min(threads, len(jobs)) - 1)
+    ]
+    for thread in extra:
+        thread.start()
+    try:
+        drain()
+    finally:
+        jobs.clear()
+        for thread in extra:
+            thread.join()
+    if errors:
+        raise errors[0]
+
+
+def zero_gaps(buffer: Buffer | int, index: Index) -> None:
+    """Zero the bytes of a segment that belong to no entry."""
+    _zero(_bytes(buffer, index.nbytes, writable=True), index)
+
+
+def _zero(out: Bytes, index: Index) -> None:
+    for offset, nbytes in index.gaps():
+        out[offset : offset + nbytes] = 0
+
+
+def copy_into(
+    sources: Sequence[Source], index: Index, buffer: Buffer | int, *, threads: int = 2
+) -> None:
+    """Write the content of a segment.
+
+    Parameters
+    ----------
+    sources : sequence of Source
+        Of each entry of `index`, as `canonical` gives them.
+    index : Index
+        Where each goes.
+    buffer : buffer or int
+        A writable buffer of at least `index.nbytes` bytes, or the address of one.
+    threads : int
+        How many may copy at once.
+
+    Raises
+    ------
+    InvalidArgument
+        When the buffer is too small or read-only; nothing has been written.
+    """
+    assert len(sources) == len(index.sizes), "arrays: one source for each entry"
+    out = _bytes(buffer, index.nbytes, writable=True)
+    _zero(out, index)
+    base = _address(out)
+    jobs: list[Job] = []
+    small: list[tuple[Source, int, int]] = []
+    for source, offset, nbytes in zip(sources, index.offsets, index.sizes, strict=True):
+        if not nbytes:
+            continue
+        if not source.flat:
+            jobs.append((source.backend.write, (source, out[offset : offset + nbytes])))
+        elif nbytes >= _BIG_BYTES:
+            address = source.backend.extent(source)[0]
+            jobs += _pieces(base + offset, address, nbytes, threads)
+        else:
+            small.append((source, offset, nbytes))
+    if small:
+        _copy_small(small, out, base)
+    _run(jobs, threads=threads)
+
+
+def _copy_small(
+    small: Sequence[tuple[Source, int, int]], out: Bytes, base: int
+) -> None:
+    view = out.data
+    for source, offset, nbytes in small:
+        value = source.value
+        if source.address:
+            _move_small(base + offset, source.address, nbytes)
+        elif isinstance(value, np.ndarray):
+            # Half the price of asking numpy for the address.
+            data = value.reshape(-1).view(np.uint8)
+            view[offset : offset + nbytes] = data  # type: ignore[call-overload]  # a buffer
+        else:
+            _move_small(base + offset, source.backend.extent(source)[0], nbytes)
+
+
+def _check_targets(index: Index, targets: Mapping[str, object]) -> list[Source]:
+    wanted = [index.spec(name) for name in targets]
+    sources = describe(targets)
+    wrong: list[str] = []
+    owners: dict[object, int] = {}
+    for spec, target in zip(wanted, sources, strict=True):
+        if (spec.dtype.name, spec.shape) != (target.dtype.name, target.shape):
+            wrong.append(
+                f"{spec.name!r} is {spec.dtype.name}{list(spec.shape)}, "
+                f"its target {target.dtype.name}{list(target.shape)}"
+            )
+        elif why := target.backend.refusal(target):
+            wrong.append(f"the target of {spec.name!r} {why}")
+        entry = index.position(spec.name)
+        if owners.setdefault(target.backend.tie(target), entry) != entry:
+            wrong.append(f"the target of {spec.name!r} is the memory of another target")
+    if wrong:
+        message = f"{len(wrong)} targets do not fit: {'; '.join(wrong)}"
+        raise Mismatch(message)
+    return sources
+
+
+def copy_out(
+    buffer: Buffer, index: Index, targets: Mapping[str, object], *, threads: int = 2
+) -> None:
+    """Fill the caller's own arrays from a segment.
+
+    Parameters
+    ----------
+    buffer : buffer
+        The segment.
+    index : Index
+        What lies in it.
+    targets : mapping of str to array
+        Which tensors, and where to; of any library, also strided, also on a device.
+    threads : int
+        How many may copy at once.
+
+    Raises
+    ------
+    NotFound
+        For a name that the index does not have.
+    Mismatch
+        When a dtype or shape differs or a target cannot be written, naming every such
+        target; no byte has been written.
+    """
+    data = _bytes(buffer, index.nbytes, writable=False)
+    sources = _check_targets(index, targets)
+    base = _address(data)
+    jobs: list[Job] = []
+    for name, target in zip(targets, sources, strict=True):
+        at = index.position(name)
+        offset, nbytes = index.offsets[at], index.sizes[at]
+        if not nbytes:
+            continue
+        if not target.flat:
+            job = target.backend.read_into
+            jobs.append((job, (target, data[offset : offset + nbytes])))
+            continue
+        address = target.backend.extent(target)[0]
+        if nbytes >= _BIG_BYTES:
+            jobs += _pieces(address, base + offset, nbytes, threads)
+        else:
+            _move_small(address, base + offset, nbytes)
+    _run(jobs, threads=threads)

@@ -1,0 +1,187 @@
+"""numpy arrays.
+
+Rules:
+
+1. bfloat16 and the float8 kinds are numpy dtypes only where `ml_dtypes` is installed; it is
+   imported when the first of them is asked for.
+2. A byte-swapped, strided, broadcast or Fortran-ordered array is not flat; numpy writes its
+   logical values.
+3. A subclass whose values are not in its buffer alone (masked arrays) is refused.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tensorcast_dask.dataplane.arrays.contract import Source
+from tensorcast_dask.exceptions import UnsupportedDtype
+from tensorcast_dask.tensors.dtypes import DTYPES, DType
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+    from typing_extensions import Buffer
+
+    from tensorcast_dask.dataplane.arrays.contract import Bytes, Places
+    from tensorcast_dask.tensors.specs import Shape
+
+__all__ = ["NumpyBackend", "bytes_of", "numpy_dtype"]
+
+AnyArray = np.ndarray[tuple[int, ...], np.dtype[np.generic]]
+
+_DTYPE_OF: dict[np.dtype[np.generic], DType] = {}
+_NUMPY_OF: dict[str, np.dtype[np.generic]] = {}
+
+
+def numpy_dtype(dtype: DType) -> np.dtype[np.generic]:
+    """Return numpy's dtype; UnsupportedDtype when numpy has none here."""
+    found = _NUMPY_OF.get(dtype.name)
+    if found is not None:
+        return found
+    if dtype.numpy is None:
+        message = f"numpy has no {dtype.name}; ask for framework='torch' or 'raw'"
+        raise UnsupportedDtype(message)
+    if not dtype.needs_ml_dtypes:
+        found = np.dtype(dtype.numpy)
+    else:
+        try:
+            scalar = getattr(importlib.import_module("ml_dtypes"), dtype.numpy, None)
+        except ImportError:
+            scalar = None
+        if scalar is None:
+            message = (
+                f"numpy arrays of {dtype.name} need the package ml_dtypes: install "
+                "tensorcast-dask[dtypes], or ask for framework='torch' or 'raw'"
+            )
+            raise UnsupportedDtype(message)
+        found = np.dtype(scalar)
+    _NUMPY_OF[dtype.name] = found
+    return found
+
+
+def _our_dtype(name: str, found: np.dtype[np.generic]) -> DType:
+    known = _DTYPE_OF.get(found)
+    if known is not None:
+        return known
+    known = DTYPES.get(found.name)
+    # A structured or void dtype may carry any name; ml_dtypes marks its own by module.
+    if (
+        known is None
+        or known.itemsize != found.itemsize
+        or (known.needs_ml_dtypes and found.type.__module__ != "ml_dtypes")
+        or (not known.needs_ml_dtypes and found.kind not in "biufc")
+    ):
+        message = (
+            f"tensor {name!r} has numpy dtype {found}, which no artifact can hold; "
+            f"convert it to one of: {', '.join(DTYPES)}"
+        )
+        raise UnsupportedDtype(message)
+    _DTYPE_OF[found] = known
+    return known
+
+
+def bytes_of(array: AnyArray) -> Bytes:
+    """Return the bytes of a C-contiguous array, flat and without a copy."""
+    return array.reshape(-1).view(np.uint8)
+
+
+def _array(source: Source) -> AnyArray:
+    value = source.value
+    assert isinstance(value, np.ndarray), "arrays: a numpy source holds a numpy array"
+    return value
+
+
+class NumpyBackend:
+    """numpy behind the contract of `ArrayBackend`."""
+
+    name = "numpy"
+
+    def describe(self, name: str, value: object) -> Source:
+        """Describe an array or a numpy scalar."""
+        if isinstance(value, np.generic):
+            value = np.asarray(value)
+        if isinstance(value, np.ma.MaskedArray) or not isinstance(value, np.ndarray):
+            message = f"tensor {name!r} is a {type(value).__name__}; give a plain array"
+            raise UnsupportedDtype(message)
+        found = value.dtype
+        flags = value.flags
+        return Source(
+            self,
+            value,
+            _our_dtype(name, found),
+            value.shape,
+            flat=flags.c_contiguous and found.isnative,
+            alone=flags.owndata,
+        )
+
+    def tie(self, source: Source) -> Hashable:
+        """Compare by memory and by the way it is read."""
+        array = _array(source)
+        if not array.size:
+            return id(array)
+        if source.flat:
+            return self.extent(source)[0], source.dtype.name, source.shape
+        start = array.__array_interface__["data"][0]
+        lazy = "" if array.dtype.isnative else "swapped"
+        return start, source.dtype.name, source.shape, array.strides, lazy
+
+    def extent(self, source: Source) -> tuple[int, int]:
+        """Bounds of the touched memory."""
+        array = _array(source)
+        if not array.size:
+            return 0, 0
+        if not source.flat:
+            low, high = np.lib.array_utils.byte_bounds(array)
+            return int(low), int(high)
+        if not source.address:
+            source.address = array.__array_interface__["data"][0]
+        return source.address, source.address + array.nbytes
+
+    def write(self, source: Source, out: Bytes) -> None:
+        """Write the logical values in C order and native byte order."""
+        array = _array(source).view(np.ndarray)
+        target = out.view(numpy_dtype(source.dtype)).reshape(source.shape)
+        np.copyto(target, array, casting="equiv")
+
+    def make(self, buffer: Buffer, places: Places) -> list[object]:
+        """Arrays over the buffer; writable when it is."""
+        base = _whole(buffer)
+        dtypes = {dtype.name: numpy_dtype(dtype) for dtype in places.dtypes}
+        make = np.ndarray
+        columns = zip(places.dtypes, places.shapes, places.offsets, strict=True)
+        if places.strides is None:
+            return [
+                make(shape, dtypes[dtype.name], base, at)
+                for dtype, shape, at in columns
+            ]
+        return [
+            make(shape, dtypes[dtype.name], base, at, _byte_strides(dtype, strides))
+            for (dtype, shape, at), strides in zip(columns, places.strides, strict=True)
+        ]
+
+    def refusal(self, target: Source) -> str:
+        """Refuse read-only arrays, and those that hold an element twice."""
+        array = _array(target)
+        if not array.flags.writeable:
+            return "is read-only"
+        twice = any(
+            n > 1 and not s for n, s in zip(array.shape, array.strides, strict=True)
+        )
+        return "is broadcast: several elements share memory" if twice else ""
+
+    def read_into(self, target: Source, data: Bytes) -> None:
+        """Assign the values, in whatever order and byte order the target has."""
+        values = data.view(numpy_dtype(target.dtype)).reshape(target.shape)
+        np.copyto(_array(target).view(np.ndarray), values, casting="equiv")
+
+
+def _whole(buffer: Buffer) -> Bytes:
+    view = memoryview(buffer)
+    return np.frombuffer(view, np.uint8) if view.nbytes else np.empty(0, np.uint8)
+
+
+def _byte_strides(dtype: DType, strides: Shape | None) -> Shape | None:
+    return None if strides is None else tuple(n * dtype.itemsize for n in strides)

@@ -1,0 +1,209 @@
+"""torch tensors. Imported only when a caller has torch tensors or asks for them.
+
+Rules:
+
+1. Elements travel as bits: a tensor is viewed as the integer dtype of its width wherever
+   torch allows it, so that no kernel can canonicalise a NaN.
+2. The lazy conjugate and negative bits are resolved by torch itself, into the target.
+3. A made tensor has a storage of its own, exactly as long as its bytes, over the buffer's
+   memory. Negative strides, which torch lacks, are copied.
+4. Subclasses that dispatch (FakeTensor, DTensor, wrappers) have no bytes of their own and
+   are refused; parameters and buffers are tensors.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import torch
+
+from tensorcast_dask.dataplane.arrays.contract import Source
+from tensorcast_dask.dataplane.arrays.numpy_backend import _byte_strides, _whole
+from tensorcast_dask.exceptions import InvalidArgument, UnsupportedDtype
+from tensorcast_dask.tensors.dtypes import DTYPES, DType
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+    from typing_extensions import Buffer
+
+    from tensorcast_dask.dataplane.arrays.contract import Bytes, Places
+
+__all__ = ["TorchBackend"]
+
+#: torch's dtype of each name; a dtype newer than the installed torch is left out.
+_TORCH_OF: Final[dict[str, torch.dtype]] = {
+    entry.name: getattr(torch, entry.torch)
+    for entry in DTYPES.values()
+    if hasattr(torch, entry.torch)
+}
+_DTYPE_OF: Final = {found: DTYPES[name] for name, found in _TORCH_OF.items()}
+_INTEGER_OF: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+#: Same width, for the way through numpy; complex128 is its own carrier.
+_CARRIER_OF: Final = {
+    1: np.uint8,
+    2: np.int16,
+    4: np.int32,
+    8: np.int64,
+    16: np.complex128,
+}
+_PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
+
+
+def _torch_dtype(dtype: DType) -> torch.dtype:
+    found = _TORCH_OF.get(dtype.name)
+    if found is None:
+        message = (
+            f"torch {torch.__version__} has no {dtype.name}; ask for framework='raw'"
+        )
+        raise UnsupportedDtype(message)
+    return found
+
+
+def _refuse(name: str, what: str) -> UnsupportedDtype:
+    message = f"tensor {name!r} {what}; only dense tensors can be stored"
+    return UnsupportedDtype(message)
+
+
+def _check_kind(name: str, value: torch.Tensor) -> None:
+    if value.layout is not torch.strided or value.is_nested:
+        raise _refuse(name, f"is nested or has layout {value.layout}")
+    if value.is_meta:
+        raise _refuse(name, "is on the meta device and has no values")
+    if (
+        type(value) not in _PLAIN
+        and type(value).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+    ):
+        raise _refuse(
+            name, f"is a {type(value).__name__}, a wrapper without bytes of its own"
+        )
+
+
+def _tensor(source: Source) -> torch.Tensor:
+    value = source.value
+    assert isinstance(value, torch.Tensor), (
+        "arrays: a torch source holds a torch tensor"
+    )
+    return value
+
+
+def _bits(value: torch.Tensor) -> torch.Tensor:
+    """View as integers of the same width, where there are some."""
+    integer = _INTEGER_OF.get(value.dtype.itemsize)
+    return value if integer is None else value.view(integer)
+
+
+class TorchBackend:
+    """torch behind the contract of `ArrayBackend`."""
+
+    name = "torch"
+
+    def describe(self, name: str, value: object) -> Source:
+        """Describe a tensor on any device."""
+        assert isinstance(value, torch.Tensor), (
+            "arrays: the registry sends torch tensors here"
+        )
+        _check_kind(name, value)
+        dtype = _DTYPE_OF.get(value.dtype)
+        if dtype is None:
+            raise _refuse(name, f"has torch dtype {value.dtype}")
+        flat = (
+            value.is_cpu
+            and value.is_contiguous()
+            and not value.is_neg()
+            and not value.is_conj()
+        )
+        address = value.data_ptr() if flat else 0
+        return Source(
+            self, value, dtype, tuple(value.shape), flat=flat, address=address
+        )
+
+    def tie(self, source: Source) -> Hashable:
+        """Compare by memory and by the way it is read."""
+        value = _tensor(source)
+        if not value.numel():
+            return id(value)
+        if source.flat:
+            return source.address, source.dtype.name, source.shape
+        strides = tuple(n * source.dtype.itemsize for n in value.stride())
+        lazy = (
+            (value.is_conj(), value.is_neg())
+            if value.is_conj() or value.is_neg()
+            else ""
+        )
+        place = (value.data_ptr(), source.dtype.name, source.shape, strides, lazy)
+        return place if value.is_cpu else (*place, str(value.device))
+
+    def extent(self, source: Source) -> tuple[int, int]:
+        """Bounds of the touched host memory."""
+        value = _tensor(source)
+        if not value.numel() or not value.is_cpu:
+            return 0, 0
+        last = sum(
+            (n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True)
+        )
+        start = value.data_ptr()
+        return start, start + (last + 1) * source.dtype.itemsize
+
+    def write(self, source: Source, out: Bytes) -> None:
+        """Write the logical values in C order."""
+        value = _tensor(source).detach()
+        carrier = _CARRIER_OF[source.dtype.itemsize]
+        target = torch.from_numpy(out.view(carrier).reshape(source.shape))
+        if value.is_conj() or value.is_neg():
+            target.view(value.dtype).copy_(value)
+        elif source.dtype.itemsize in _INTEGER_OF:
+            target.copy_(_bits(value).view(target.dtype))
+        else:
+            target.copy_(value)
+
+    def make(self, buffer: Buffer, places: Places) -> list[object]:
+        """Tensors over the buffer, which must be writable."""
+        base = _whole(buffer)
+        if base.size and not base.flags.writeable:
+            message = "torch tensors need a writable buffer; give a private map"
+            raise InvalidArgument(message)
+        wanted = {
+            dtype.name: (_torch_dtype(dtype), np.dtype(_CARRIER_OF[dtype.itemsize]))
+            for dtype in places.dtypes
+        }
+        made: list[object] = []
+        strides = places.strides or [None] * len(places.dtypes)
+        columns = zip(
+            places.dtypes, places.shapes, places.offsets, strides, strict=True
+        )
+        for dtype, shape, offset, elements in columns:
+            torch_dtype, carrier = wanted[dtype.name]
+            array: np.ndarray[tuple[int, ...], np.dtype[np.generic]] = np.ndarray(
+                shape, carrier, base, offset, _byte_strides(dtype, elements)
+            )
+            if elements is not None and min(elements, default=0) < 0:
+                array = array.copy()
+            tensor = torch.from_numpy(array)
+            made.append(
+                tensor if tensor.dtype is torch_dtype else tensor.view(torch_dtype)
+            )
+        return made
+
+    def refusal(self, target: Source) -> str:
+        """Refuse expanded tensors, which hold an element twice."""
+        value = _tensor(target)
+        pairs = zip(value.shape, value.stride(), strict=True)
+        if any(n > 1 and not s for n, s in pairs):
+            return "is expanded: several elements share memory"
+        return ""
+
+    def read_into(self, target: Source, data: Bytes) -> None:
+        """Assign the values, also on a device, also of a leaf that requires grad."""
+        value = _tensor(target).detach()
+        carrier = _CARRIER_OF[target.dtype.itemsize]
+        values = torch.from_numpy(data.view(carrier).reshape(target.shape))
+        if (
+            value.is_conj()
+            or value.is_neg()
+            or target.dtype.itemsize not in _INTEGER_OF
+        ):
+            value.copy_(values.view(value.dtype))
+        else:
+            _bits(value).copy_(_bits(values))
