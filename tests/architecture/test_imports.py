@@ -52,6 +52,9 @@ PURE_STDLIB = frozenset(
 #: Third-party libraries that are values and arithmetic only.
 PURE_LIBRARIES = frozenset({"msgspec", "typing_extensions", "xxhash"})
 
+#: The one file that drives an optional library; only a caller who has it imports it.
+ADAPTERS = {"tensorcast_dask.dataplane.arrays.torch_backend": "torch"}
+
 #: Runs in a fresh interpreter: reads module names, prints {module: error}.
 ALONE = r"""
 import importlib, importlib.abc, json, os, sys
@@ -144,6 +147,8 @@ def test_every_module_imports_alone_and_without_torch_cupy_or_ucxx() -> None:
     libraries = ["click", "distributed", "duckdb", "numpy", "psutil", "tornado.web"]
     request = json.dumps({"modules": modules, "libraries": libraries})
     failures = json.loads(run_python(ALONE, stdin=request))
+    for module, library in ADAPTERS.items():
+        assert f"No module named '{library}'" in failures.pop(module)
     assert failures == {}
 
 

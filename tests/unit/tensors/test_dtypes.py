@@ -12,7 +12,17 @@ def test_every_dtype_is_found_by_its_own_name(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["object", "str", "datetime64[ns]", "timedelta64[s]", "void8", "float128", "qint8", ""]
+    "name",
+    [
+        "object",
+        "str",
+        "datetime64[ns]",
+        "timedelta64[s]",
+        "void8",
+        "float128",
+        "qint8",
+        "",
+    ],
 )
 def test_what_is_not_dense_numbers_is_refused(name: str) -> None:
     with pytest.raises(UnsupportedDtype):
