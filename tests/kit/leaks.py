@@ -4,14 +4,21 @@ Rules:
 
 1. Only what appeared during the test counts; what was there before is not its own.
 2. A kernel or a library may need a moment to let go, so an absence is waited for.
+3. A process that detached itself is found all the same: whatever is started during the
+   block inherits a mark in its environment.
+4. multiprocessing's own helpers live as long as this process and are nobody's leak.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
+import os
+import re
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from multiprocessing import resource_tracker
 from pathlib import Path
 
 import psutil
@@ -19,6 +26,11 @@ import psutil
 from tests.kit.eventually import eventually
 
 __all__ = ["Footprint", "no_leaks"]
+
+
+_MARK = "TENSORCAST_TESTS_LEAK_MARK"
+_NUMBERS = itertools.count()
+_HELPERS = re.compile(r"multiprocessing\.(resource_tracker|forkserver)").search
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +42,14 @@ class Footprint:
     threads: dict[int, str] = field(default_factory=dict)
 
     @classmethod
-    def now(cls) -> Footprint:
-        """Read the present footprint."""
+    def now(cls, *, mark: str = "") -> Footprint:
+        """Read the present footprint, with all processes that carry `mark`."""
         children: dict[int, str] = {}
-        for child in psutil.Process().children(recursive=True):
+        for child in [*psutil.Process().children(recursive=True), *_marked(mark)]:
             with contextlib.suppress(psutil.NoSuchProcess):
-                if child.status() != psutil.STATUS_ZOMBIE:
-                    children[child.pid] = " ".join(child.cmdline()[:6])
+                command = " ".join(child.cmdline()[:6])
+                if child.status() != psutil.STATUS_ZOMBIE and not _HELPERS(command):
+                    children[child.pid] = command
         descriptors: dict[int, str] = {}
         for entry in Path("/proc/self/fd").iterdir():
             with contextlib.suppress(OSError):
@@ -63,6 +76,15 @@ class Footprint:
         ]
 
 
+def _marked(mark: str) -> Iterator[psutil.Process]:
+    if not mark:
+        return
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.environ().get(_MARK) == mark and process.pid != os.getpid():
+                yield process
+
+
 @contextlib.contextmanager
 def no_leaks(
     *, within_s: float = 10.0, threads: bool = False, descriptors: int = 0
@@ -78,11 +100,21 @@ def no_leaks(
     descriptors : int
         How many new descriptors are no leak (a library's pool opened once).
     """
+    resource_tracker.ensure_running()
+    mark = f"{os.getpid()}-{next(_NUMBERS)}"
     before = Footprint.now()
-    yield
+    outer = os.environ.get(_MARK)
+    os.environ[_MARK] = mark
+    try:
+        yield
+    finally:
+        if outer is None:
+            del os.environ[_MARK]
+        else:
+            os.environ[_MARK] = outer
 
     def left() -> list[str]:
-        found = Footprint.now().since(before, threads=threads)
+        found = Footprint.now(mark=mark).since(before, threads=threads)
         spare = descriptors
         kept: list[str] = []
         for line in found:
