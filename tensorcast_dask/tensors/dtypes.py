@@ -30,7 +30,7 @@ __all__ = ["DTYPES", "DType", "dtype", "from_safetensors"]
 class DType:
     """One dense dtype and what the libraries call it.
 
-    Parameters
+    Attributes
     ----------
     name : str
         The name that is stored.

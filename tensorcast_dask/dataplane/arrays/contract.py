@@ -38,7 +38,7 @@ __all__ = ["ArrayBackend", "Places", "Source"]
 class Source:
     """One tensor of a caller.
 
-    Parameters
+    Attributes
     ----------
     backend : ArrayBackend
         Who described it.
@@ -70,7 +70,7 @@ class Source:
 class Places:
     """Where tensors lie in a buffer, in columns.
 
-    Parameters
+    Attributes
     ----------
     dtypes, shapes : sequence
         Of each tensor.
