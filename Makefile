@@ -7,7 +7,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help venv demo-data test lint floors fast coverage demo bench clean
+.PHONY: help venv demo-data test lint floors fast coverage nightly demo bench clean
 
 PYTHON ?=
 VENV := .venv
@@ -15,7 +15,7 @@ BIN := $(VENV)/bin
 INPUTS := pyproject.toml constraints.txt .ci/make-venv tensorcast_dask/__init__.py
 
 help:
-	@echo "make demo | test | lint | fast | coverage | bench | venv | clean"
+	@echo "make demo | test | lint | fast | coverage | nightly | bench | venv | clean"
 
 venv: $(VENV)/.stamp-torch
 
@@ -41,7 +41,7 @@ lint: venv
 	@.ci/lint $(BIN)
 
 floors: demo-data
-	@.ci/floors $(BIN)/python architecture unit property sim cluster process
+	@.ci/floors $(BIN)/python architecture unit property sim cluster process gpu
 
 # What to run at every save: no processes, no sockets.
 fast: venv
@@ -49,6 +49,11 @@ fast: venv
 	@.ci/floors $(BIN)/python architecture unit property sim
 
 test: lint floors
+
+# Wide and long: 5,000 examples of each property, 2,000 simulated histories, the slow tests.
+nightly: demo-data
+	@HYPOTHESIS_PROFILE=nightly PYTEST_ARGS="--slow --sim-seeds 2000 --timeout 1800" \
+		.ci/floors $(BIN)/python unit property sim cluster process
 
 # The pure rooms are to be covered whole by the floors that need no process.
 coverage: venv

@@ -14,6 +14,7 @@ import pytest
 from tensorcast_dask.dataplane import faults
 from tensorcast_dask.dataplane.faults import Action, Rule
 from tensorcast_dask.exceptions import InvalidArgument, PeerLost
+from tests.kit.eventually import eventually
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -169,9 +170,7 @@ def test_a_file_arms_and_disarms_a_running_process(tmp_path: Path) -> None:
     )
     try:
         faults.write_spec(spec, "loop=pause:30")
-        deadline_s = time.monotonic() + 20
-        while not faults.read_log(log) and time.monotonic() < deadline_s:
-            time.sleep(0.01)
+        eventually(lambda: faults.read_log(log), within_s=20)
         assert [(h.pid, h.action) for h in faults.read_log(log)] == [
             (child.pid, Action.PAUSE)
         ]
