@@ -58,7 +58,7 @@ nightly: demo-data
 # The pure rooms are to be covered whole by the floors that need no process.
 coverage: venv
 	@$(BIN)/python -m coverage erase
-	@$(BIN)/python -m coverage run -m pytest --quiet tests/unit tests/property tests/sim
+	@$(BIN)/python -m coverage run -m pytest --quiet $(wildcard tests/unit tests/property tests/sim)
 	@$(BIN)/python -m coverage combine --quiet
 	@$(BIN)/python -m coverage report --include='tensorcast_dask/tensors/*,tensorcast_dask/*/state/*'
 
