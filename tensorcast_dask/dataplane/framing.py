@@ -1,0 +1,604 @@
+"""Frames on blocking sockets: messages, bulk bytes, descriptors.
+
+Rules:
+
+1. A plain socket blocks in the kernel (`SO_RCVTIMEO`, `SO_SNDTIMEO`), so that one call
+   moves megabytes without the GIL. A TLS socket has Python's time-outs and moves 16 KiB
+   a call; everything above this module looks the same.
+2. Two limits of waiting: `until_s`, an instant of the monotonic clock (then
+   DeadlineExceeded), and the stream's `stall_s`, the longest silence (then PeerLost).
+3. After any error a stream is of no more use: its position in the peer's bytes is not
+   known. The caller closes it.
+4. Lengths are checked before anything is allocated; a payload goes straight to where
+   it belongs. Descriptors that nobody takes are closed.
+5. One thread sends and one receives at a time; with TLS they must be the same thread.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import os
+import socket
+import ssl
+import struct
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeAlias, TypeVar
+
+from tensorcast_dask.dataplane.memory import flat
+from tensorcast_dask.exceptions import DeadlineExceeded, PeerLost, WrongPeer
+from tensorcast_dask.tensors.frames import (
+    HEADER_BYTES,
+    MAX_BODY_BYTES,
+    pack_header,
+    parse_header,
+)
+from tensorcast_dask.tensors.messages import Wire, decode, encode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = [
+    "Frame",
+    "FrameStream",
+    "Into",
+    "Payload",
+    "close_fds",
+    "pack",
+    "read_message",
+]
+
+T = TypeVar("T")
+
+#: Anything with the buffer protocol (there is no such type before Python 3.12).
+Buffer: TypeAlias = Any
+#: Where a payload goes: a buffer, or what says so once the message is known.
+Into: TypeAlias = "Buffer | Callable[[Any, int], Buffer | None]"
+
+_MAX_FDS: Final = 8
+_ANCILLARY_BYTES: Final = socket.CMSG_SPACE(_MAX_FDS * 4)
+_TIMEVAL: Final = struct.Struct("ll")
+_SCRATCH_BYTES: Final = 256 << 10
+_SMALL_BYTES: Final = 64 << 10
+_SENDFILE_BYTES: Final = 16 << 20
+_IOV_MAX: Final = 512
+_DEFAULT_STALL_S: Final = 30.0
+
+
+def pack(message: Wire, payload: bytes = b"") -> bytes:
+    """Make one whole frame; for event loops."""
+    body = encode(message)
+    return pack_header(len(body), len(payload)) + body + payload
+
+
+class _Reader(Protocol):
+    async def readexactly(self, n: int) -> bytes: ...
+
+
+async def read_message(
+    reader: _Reader, kind: type[T], *, max_body_bytes: int = MAX_BODY_BYTES
+) -> T:
+    """Read one frame without payload from an asyncio stream.
+
+    Raises
+    ------
+    PeerLost
+        When the stream ends.
+    WrongPeer
+        When it is no frame, too long, or no message of `kind`.
+    """
+    try:
+        header = parse_header(
+            await reader.readexactly(HEADER_BYTES), max_body_bytes=max_body_bytes
+        )
+        body = await reader.readexactly(header.body_bytes)
+    except (EOFError, OSError) as error:
+        message = "the peer closed the connection"
+        raise PeerLost(message) from error
+    return decode(body, kind)
+
+
+def close_fds(fds: Sequence[int]) -> None:
+    """Close descriptors; one that is closed already is no error."""
+    for fd in fds:
+        with contextlib.suppress(OSError):
+            os.close(fd)
+
+
+class Frame(Generic[T]):
+    """One received frame. Descriptors that are not taken are closed by `close`."""
+
+    __slots__ = ("fds", "message", "nbytes", "payload")
+
+    def __init__(
+        self, message: T, payload: bytearray | None, nbytes: int, fds: tuple[int, ...]
+    ) -> None:
+        self.message = message
+        #: The bytes, where no destination was given.
+        self.payload = payload
+        #: Length of the payload, wherever it went.
+        self.nbytes = nbytes
+        self.fds = fds
+
+    def take_fd(self) -> int:
+        """Hand over the one descriptor that this frame must have brought."""
+        if len(self.fds) != 1:
+            self.close()
+            message = f"the peer sent {len(self.fds)} descriptors where one belongs"
+            raise WrongPeer(message)
+        fd, self.fds = self.fds[0], ()
+        return fd
+
+    def close(self) -> None:
+        """Close descriptors that nobody took. Idempotent."""
+        fds, self.fds = self.fds, ()
+        close_fds(fds)
+
+
+class _Io(Protocol):
+    """The few calls in which plain and TLS sockets differ."""
+
+    def recv(self, view: memoryview, wait_s: float | None) -> int: ...
+    def recv_with_fds(
+        self, view: memoryview, wait_s: float | None
+    ) -> tuple[int, tuple[int, ...]]: ...
+    def send(
+        self, views: list[memoryview], fds: Sequence[int], wait_s: float | None
+    ) -> int: ...
+    def send_file(
+        self, fd: int, offset: int, nbytes: int, wait_s: float | None
+    ) -> int: ...
+
+
+class _Plain:
+    """A blocking socket; time-outs are the kernel's."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.settimeout(None)
+        self._sock = sock
+        self._unix = sock.family == socket.AF_UNIX
+        self._waits: dict[int, float | None] = {
+            socket.SO_RCVTIMEO: None,
+            socket.SO_SNDTIMEO: None,
+        }
+
+    def _wait(self, option: int, wait_s: float | None) -> None:
+        if self._waits[option] != wait_s:
+            seconds = 0.0 if wait_s is None else max(wait_s, 1e-3)
+            whole = int(seconds)
+            value = _TIMEVAL.pack(whole, int((seconds - whole) * 1e6))
+            self._sock.setsockopt(socket.SOL_SOCKET, option, value)
+            self._waits[option] = wait_s
+
+    def recv(self, view: memoryview, wait_s: float | None) -> int:
+        self._wait(socket.SO_RCVTIMEO, wait_s)
+        return self._sock.recv_into(view, len(view), socket.MSG_WAITALL)
+
+    def recv_with_fds(
+        self, view: memoryview, wait_s: float | None
+    ) -> tuple[int, tuple[int, ...]]:
+        if not self._unix:
+            return self.recv(view, wait_s), ()
+        self._wait(socket.SO_RCVTIMEO, wait_s)
+        got, ancillary, flags, _ = self._sock.recvmsg_into(
+            [view], _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC
+        )
+        fds = array.array("i")
+        for level, kind, data in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                fds.frombytes(data[: len(data) // fds.itemsize * fds.itemsize])
+        if flags & socket.MSG_CTRUNC:
+            close_fds(fds)
+            message = "the peer's descriptors did not fit; raise RLIMIT_NOFILE"
+            raise PeerLost(message)
+        return got, tuple(fds)
+
+    def send(
+        self, views: list[memoryview], fds: Sequence[int], wait_s: float | None
+    ) -> int:
+        self._wait(socket.SO_SNDTIMEO, wait_s)
+        ancillary = (
+            [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
+            if fds
+            else []
+        )
+        return self._sock.sendmsg(views, ancillary)
+
+    def send_file(self, fd: int, offset: int, nbytes: int, wait_s: float | None) -> int:
+        self._wait(socket.SO_SNDTIMEO, wait_s)
+        return os.sendfile(self._sock.fileno(), fd, offset, nbytes)
+
+
+class _Tls:
+    """A TLS socket; time-outs are Python's, descriptors do not travel."""
+
+    def __init__(self, sock: ssl.SSLSocket) -> None:
+        self._sock = sock
+        self._scratch = bytearray(_SCRATCH_BYTES)
+
+    def recv(self, view: memoryview, wait_s: float | None) -> int:
+        self._sock.settimeout(wait_s)
+        return self._sock.recv_into(view, len(view))
+
+    def recv_with_fds(
+        self, view: memoryview, wait_s: float | None
+    ) -> tuple[int, tuple[int, ...]]:
+        return self.recv(view, wait_s), ()
+
+    def send(
+        self, views: list[memoryview], fds: Sequence[int], wait_s: float | None
+    ) -> int:
+        assert not fds, "framing: descriptors do not travel over TLS"
+        self._sock.settimeout(wait_s)
+        return self._sock.send(views[0])
+
+    def send_file(self, fd: int, offset: int, nbytes: int, wait_s: float | None) -> int:
+        view = memoryview(self._scratch)[: min(nbytes, _SCRATCH_BYTES)]
+        got = os.preadv(fd, [view], offset)
+        sent = 0
+        while sent < got:
+            sent += self.send([view[sent:got]], (), wait_s)
+        return got
+
+
+@dataclass(slots=True)
+class _Pace:
+    """Keeps a connection below a rate (tests of slow peers)."""
+
+    bytes_per_s: float
+    free_at_s: float = 0.0
+
+    @property
+    def piece_bytes(self) -> int:
+        return max(4096, int(self.bytes_per_s * 0.02))
+
+    def spend(self, nbytes: int) -> None:
+        now_s = time.monotonic()
+        self.free_at_s = max(self.free_at_s, now_s) + nbytes / self.bytes_per_s
+        time.sleep(max(0.0, self.free_at_s - now_s))
+
+
+class FrameStream:
+    """One connected socket that speaks frames.
+
+    Parameters
+    ----------
+    sock : socket
+        Connected; it belongs to the stream from here on.
+    peer : str
+        How errors call the other end.
+    stall_s : float or None
+        The longest silence inside a frame; None waits for ever.
+    bandwidth_bytes_per_s : float
+        A cap on what is sent; 0 means none.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        *,
+        peer: str = "the peer",
+        stall_s: float | None = _DEFAULT_STALL_S,
+        bandwidth_bytes_per_s: float = 0.0,
+    ) -> None:
+        self.sock = sock
+        self.peer = peer
+        self.stall_s = stall_s
+        self.sent_bytes = 0
+        self.received_bytes = 0
+        self._io: _Io = _Tls(sock) if isinstance(sock, ssl.SSLSocket) else _Plain(sock)
+        self._pace = _Pace(bandwidth_bytes_per_s) if bandwidth_bytes_per_s else None
+        self._header = bytearray(HEADER_BYTES)
+
+    def fileno(self) -> int:
+        """Descriptor of the socket, for polling; -1 once closed."""
+        return self.sock.fileno()
+
+    @property
+    def pending(self) -> bool:
+        """Whether TLS has bytes that a poll of the descriptor would not show."""
+        return isinstance(self.sock, ssl.SSLSocket) and self.sock.pending() > 0
+
+    def close(self) -> None:
+        """Close; a thread that is in a call on this stream gets PeerLost. Idempotent."""
+        with contextlib.suppress(OSError):
+            self.sock.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(OSError):
+            self.sock.close()
+
+    def shutdown(self) -> None:
+        """End both directions without giving the descriptor back (another thread uses it)."""
+        with contextlib.suppress(OSError):
+            self.sock.shutdown(socket.SHUT_RDWR)
+
+    # -------------------------------------------------------------- sending
+    def send(
+        self,
+        message: Wire,
+        *,
+        payload: Buffer | Sequence[Buffer] | None = None,
+        payload_file: tuple[int, int, int] | None = None,
+        fds: Sequence[int] = (),
+        until_s: float | None = None,
+    ) -> None:
+        """Send one frame.
+
+        Parameters
+        ----------
+        message : Wire
+            The body.
+        payload : buffer or sequence of buffers, optional
+            Bulk bytes from memory.
+        payload_file : (fd, offset, nbytes), optional
+            Bulk bytes from a file; they never pass through this process's memory.
+        fds : sequence of int
+            Descriptors to send beside the first byte; they stay the caller's.
+        until_s : float, optional
+            Monotonic instant at which to give up.
+
+        Raises
+        ------
+        PeerLost
+            When the peer closed or took nothing for `stall_s`.
+        DeadlineExceeded
+            When `until_s` passed.
+        """
+        views = _views(payload)
+        nbytes = payload_file[2] if payload_file else sum(v.nbytes for v in views)
+        body = encode(message)
+        head = memoryview(pack_header(len(body), nbytes) + body)
+        if self._pace is None:
+            self._send_views([head, *views], fds, until_s)
+        else:
+            self._send_views([head], fds, until_s)
+            self._send_paced(views, until_s)
+        if payload_file:
+            self._send_file(payload_file, until_s)
+
+    def _send_views(
+        self, views: list[memoryview], fds: Sequence[int], until_s: float | None
+    ) -> None:
+        while views:
+            with self._failures("send to", until_s):
+                sent = self._io.send(views[:_IOV_MAX], fds, self._wait_s(until_s))
+            fds = ()
+            self.sent_bytes += sent
+            views = _after(views, sent)
+
+    def _send_paced(self, views: list[memoryview], until_s: float | None) -> None:
+        assert self._pace is not None
+        step = self._pace.piece_bytes
+        for view in views:
+            for at in range(0, view.nbytes, step):
+                piece = view[at : at + step]
+                self._send_views([piece], (), until_s)
+                self._pace.spend(piece.nbytes)
+
+    def _send_file(self, file: tuple[int, int, int], until_s: float | None) -> None:
+        fd, offset, left = file
+        most = self._pace.piece_bytes if self._pace else _SENDFILE_BYTES
+        while left:
+            with self._failures("send to", until_s):
+                sent = self._io.send_file(
+                    fd, offset, min(left, most), self._wait_s(until_s)
+                )
+            if not sent:
+                message = f"the file behind {self.peer}'s request ended early"
+                raise PeerLost(message)
+            offset, left = offset + sent, left - sent
+            self.sent_bytes += sent
+            if self._pace:
+                self._pace.spend(sent)
+
+    # -------------------------------------------------------------- receiving
+    def receive_head(
+        self,
+        kind: type[T],
+        *,
+        max_payload_bytes: int = 0,
+        max_body_bytes: int = MAX_BODY_BYTES,
+        until_s: float | None = None,
+        idle: bool = False,
+    ) -> tuple[T, Payload, tuple[int, ...]]:
+        """Receive a message and leave its payload on the wire.
+
+        The payload must be read (or skipped) before the next frame. Parameters and
+        errors are those of `receive`.
+        """
+        view = memoryview(self._header)
+        stall_s = None if idle else self.stall_s
+        with self._failures("hear from", until_s):
+            got, fds = self._io.recv_with_fds(view, self._wait_s(until_s, stall_s))
+        try:
+            if not got:
+                self._ended()
+            self.received_bytes += got
+            self.fill(view[got:], until_s=until_s)
+            header = parse_header(
+                self._header,
+                max_body_bytes=max_body_bytes,
+                max_payload_bytes=max_payload_bytes,
+            )
+            body = bytearray(header.body_bytes)
+            self.fill(memoryview(body), until_s=until_s)
+            message = decode(body, kind)
+        except BaseException:
+            close_fds(fds)
+            raise
+        return message, Payload(self, header.payload_bytes, until_s), fds
+
+    def receive(
+        self,
+        kind: type[T],
+        *,
+        into: Into | None = None,
+        max_payload_bytes: int = 0,
+        until_s: float | None = None,
+        idle: bool = False,
+    ) -> Frame[T]:
+        """Receive one frame.
+
+        Parameters
+        ----------
+        kind : type
+            The union (or struct) that the message must belong to.
+        into : writable buffer, or callable (message, nbytes) -> buffer or None
+            Where the payload goes. None (given or returned): into a new bytearray, or
+            nowhere, respectively.
+        max_payload_bytes : int
+            The longest payload that is accepted.
+        until_s : float, optional
+            Monotonic instant at which to give up.
+        idle : bool
+            The first byte may be long in coming (a server between two requests).
+
+        Raises
+        ------
+        PeerLost
+            When the peer closed or was silent for `stall_s`.
+        DeadlineExceeded
+            When `until_s` passed.
+        WrongPeer
+            When what came is no such frame.
+        """
+        message, payload, fds = self.receive_head(
+            kind, max_payload_bytes=max_payload_bytes, until_s=until_s, idle=idle
+        )
+        nbytes = payload.nbytes
+        data: bytearray | None = None
+        try:
+            if into is None:
+                data = payload.read() if nbytes else None
+            elif nbytes:
+                target = into(message, nbytes) if callable(into) else into
+                if target is None:
+                    payload.skip()
+                else:
+                    payload.read_into(target)
+        except BaseException:
+            close_fds(fds)
+            raise
+        return Frame(message, data, nbytes, fds)
+
+    def fill(self, view: memoryview, *, until_s: float | None = None) -> None:
+        """Receive exactly as many bytes as `view` holds."""
+        while view:
+            with self._failures("hear from", until_s):
+                got = self._io.recv(view, self._wait_s(until_s))
+            if not got:
+                self._ended()
+            self.received_bytes += got
+            view = view[got:]
+
+    # -------------------------------------------------------------- waiting
+    def _wait_s(
+        self, until_s: float | None, stall_s: float | None = -1.0
+    ) -> float | None:
+        if stall_s == -1.0:
+            stall_s = self.stall_s
+        if until_s is None:
+            return stall_s
+        left_s = until_s - time.monotonic()
+        if left_s <= 0:
+            message = f"the deadline passed while waiting for {self.peer}"
+            raise DeadlineExceeded(message)
+        return left_s if stall_s is None or left_s < stall_s else stall_s
+
+    @contextlib.contextmanager
+    def _failures(self, what: str, until_s: float | None) -> Any:  # noqa: ANN401
+        try:
+            yield
+        except (BlockingIOError, TimeoutError, ssl.SSLWantReadError) as error:
+            if isinstance(error, DeadlineExceeded):
+                raise
+            if until_s is not None and time.monotonic() >= until_s - 2e-3:
+                message = (
+                    f"the deadline passed before this process could {what} {self.peer}"
+                )
+                raise DeadlineExceeded(message) from error
+            message = f"could not {what} {self.peer} for {self.stall_s} s: it stalled"
+            raise PeerLost(message) from error
+        except (OSError, ValueError) as error:
+            message = f"could not {what} {self.peer}: {error}"
+            raise PeerLost(message) from error
+
+    def _ended(self) -> None:
+        message = f"{self.peer} closed the connection"
+        raise PeerLost(message)
+
+
+class Payload:
+    """The bulk bytes of a frame whose message has been read, still on the wire."""
+
+    __slots__ = ("_stream", "_until_s", "left", "nbytes")
+
+    def __init__(self, stream: FrameStream, nbytes: int, until_s: float | None) -> None:
+        self._stream = stream
+        self._until_s = until_s
+        #: Length of the whole.
+        self.nbytes = nbytes
+        #: What has not been read yet.
+        self.left = nbytes
+
+    def read_into(self, target: Buffer) -> int:
+        """Receive all that is left into the front of a writable buffer.
+
+        Raises
+        ------
+        WrongPeer
+            When it is longer than the buffer; nothing has been read.
+        """
+        view = flat(target)
+        if self.left > view.nbytes:
+            message = (
+                f"{self._stream.peer} sent {self.left} bytes where {view.nbytes} belong"
+            )
+            raise WrongPeer(message)
+        nbytes, self.left = self.left, 0
+        self._stream.fill(view[:nbytes], until_s=self._until_s)
+        return nbytes
+
+    def read(self) -> bytearray:
+        """Receive all that is left into new memory; for payloads known to be small."""
+        data = bytearray(self.left)
+        self.read_into(data)
+        return data
+
+    def read_to_file(self, fd: int, offset: int) -> int:
+        """Receive all that is left and write it to a file: no map is needed."""
+        scratch = memoryview(bytearray(min(self.left, 4 * _SCRATCH_BYTES)))
+        nbytes = self.left
+        while self.left:
+            piece = scratch[: min(self.left, len(scratch))]
+            self.left -= len(piece)
+            self._stream.fill(piece, until_s=self._until_s)
+            written = 0
+            while written < len(piece):
+                written += os.pwrite(fd, piece[written:], offset + written)
+            offset += written
+        return nbytes
+
+    def skip(self) -> None:
+        """Receive all that is left and forget it."""
+        scratch = memoryview(bytearray(min(self.left, _SCRATCH_BYTES)))
+        while self.left:
+            piece = scratch[: min(self.left, len(scratch))]
+            self.left -= len(piece)
+            self._stream.fill(piece, until_s=self._until_s)
+
+
+def _views(payload: Buffer | Sequence[Buffer] | None) -> list[memoryview]:
+    if payload is None:
+        return []
+    parts = payload if isinstance(payload, list | tuple) else (payload,)
+    return [view for part in parts if (view := flat(part)).nbytes]
+
+
+def _after(views: list[memoryview], sent: int) -> list[memoryview]:
+    """Return what is left of `views` once `sent` bytes of them are gone."""
+    for number, view in enumerate(views):
+        if sent < view.nbytes:
+            return [view[sent:], *views[number + 1 :]]
+        sent -= view.nbytes
+    return []

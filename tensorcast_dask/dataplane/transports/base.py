@@ -1,0 +1,197 @@
+"""What a pull needs from a holder of bytes, and the registry of ways to get it.
+
+Rules:
+
+1. A scheme is a name and an opener; a new transport adds one file, calls `register`, and
+   passes the contract tests.
+2. A chunk is handed over only after its sum was checked. A damaged one is PeerLost with
+   `damaged: True`, for the cure is the same: take it from somebody else.
+3. A source is used by one thread. After any error it is of no more use; chunks that
+   were asked for and not handed over are the caller's to give to another source.
+4. At most `depth` requests are under way on a source.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+
+from tensorcast_dask.dataplane.channel import Credentials, Prefer
+from tensorcast_dask.dataplane.memory import unpack_sums
+from tensorcast_dask.exceptions import InvalidArgument, PeerLost
+from tensorcast_dask.tensors.ids import Generation, RequestId
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tensorcast_dask.tensors.messages import ChunkMap, Location
+
+__all__ = [
+    "Arrived",
+    "ChunkSums",
+    "Context",
+    "Opener",
+    "Source",
+    "Work",
+    "damaged",
+    "have_chunk",
+    "next_rid",
+    "open_source",
+    "register",
+    "schemes",
+]
+
+_DEPTH: Final = 2
+_rids = itertools.count(1)
+
+
+def next_rid() -> RequestId:
+    """Make a request id that is unique in this process's life."""
+    return RequestId(f"{os.getpid()}-{next(_rids)}")
+
+
+class Work(NamedTuple):
+    """One chunk to fetch and where it goes."""
+
+    chunk: int
+    into: Any  # writable buffer of at least the chunk's length
+
+
+class Arrived(NamedTuple):
+    """One chunk that is there and verified."""
+
+    work: Work
+    nbytes: int
+    sum: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """Who pulls, and how."""
+
+    credentials: Credentials = field(default_factory=Credentials)
+    prefer: Prefer = Prefer.AUTO
+    depth: int = _DEPTH
+    until_s: float | None = None
+    #: Largest payload that a source may send in one frame.
+    max_payload_bytes: int = 1 << 30
+
+
+class Source(Protocol):
+    """One holder of one generation, over one connection."""
+
+    scheme: str
+    #: How the bytes come, for `explain`: "unix", "tcp", "map".
+    via: str
+
+    def chunk_map(self) -> ChunkMap:
+        """Ask what can be had now."""
+        ...
+
+    def read_chunk(self, chunk: int, into: Any) -> Arrived:  # noqa: ANN401
+        """Fetch one chunk."""
+        ...
+
+    def read_chunks(self, work: Callable[[], Work | None]) -> Iterator[Arrived]:
+        """Fetch what `work` gives, one after the other, until it gives None.
+
+        `work` is asked as late as the pipeline allows, so that sources can share a queue.
+        """
+        ...
+
+    def read_ranges(self, ranges: list[tuple[int, int]], into: Any) -> int:  # noqa: ANN401
+        """Fetch byte ranges, one after the other into one buffer; return their length."""
+        ...
+
+    def take_fd(self) -> int | None:
+        """Hand over a read-only description of the whole segment, where there is one."""
+        ...
+
+    def close(self) -> None:
+        """Close. Idempotent, from any thread: a read in progress ends with PeerLost."""
+        ...
+
+
+class Opener(Protocol):
+    """Opens a source of one scheme."""
+
+    def __call__(
+        self, location: Location, generation: Generation, context: Context
+    ) -> Source:
+        """Connect; errors are those of `Channel.connect` and of the holder."""
+        ...
+
+
+_openers: dict[str, Opener] = {}
+
+
+def register(scheme: str, opener: Opener) -> None:
+    """Make a scheme known; a later one of the same name replaces it."""
+    _openers[scheme] = opener
+
+
+def schemes() -> tuple[str, ...]:
+    """Return the schemes that are known here."""
+    return tuple(sorted(_openers))
+
+
+def open_source(
+    location: Location,
+    generation: Generation,
+    *,
+    scheme: str,
+    context: Context | None = None,
+) -> Source:
+    """Open a source by its scheme.
+
+    Raises
+    ------
+    InvalidArgument
+        When the scheme is not known.
+    """
+    opener = _openers.get(scheme)
+    if opener is None:
+        message = f"no transport {scheme!r}; known are {', '.join(schemes())}"
+        raise InvalidArgument(message)
+    return opener(location, generation, context or Context())
+
+
+# ------------------------------------------------------------------ arithmetic
+def have_chunk(chunk_map: ChunkMap, chunk: int) -> bool:
+    """Say whether a map offers a chunk."""
+    if not chunk_map.have:
+        return True
+    byte, bit = divmod(chunk, 8)
+    return byte < len(chunk_map.have) and bool(chunk_map.have[byte] >> bit & 1)
+
+
+class ChunkSums:
+    """What chunks must hash to, as far as it is known."""
+
+    __slots__ = ("_sums",)
+
+    def __init__(self, chunk_map: ChunkMap | None = None) -> None:
+        self._sums = unpack_sums(chunk_map.sums) if chunk_map else ()
+
+    def check(
+        self, chunk: int, found: int, *, claimed: int = 0, peer: str = ""
+    ) -> None:
+        """Check a chunk's sum against the source's own claim and against the map.
+
+        Raises
+        ------
+        PeerLost
+            When it differs from either; `data` has `damaged`.
+        """
+        known = self._sums[chunk] if chunk < len(self._sums) else 0
+        if (claimed and claimed != found) or (known and known != found):
+            msg = f"chunk {chunk}"
+            raise damaged(msg, peer)
+
+
+def damaged(what: str, peer: str) -> PeerLost:
+    """Make the error for bytes that are not what their sum says."""
+    message = f"{peer or 'the source'} sent {what} damaged; it is taken from another holder, or try again"
+    return PeerLost(message, {"damaged": True})
