@@ -2,9 +2,7 @@
 
 Rules:
 
-1. A plain socket blocks in the kernel (`SO_RCVTIMEO`, `SO_SNDTIMEO`), so that one call
-   moves megabytes without the GIL. A TLS socket has Python's time-outs and moves 16 KiB
-   a call; everything above this module looks the same.
+1. Plain and TLS sockets look the same above this module (`sockets`).
 2. Two limits of waiting: `until_s`, an instant of the monotonic clock (then
    DeadlineExceeded), and the stream's `stall_s`, the longest silence (then PeerLost).
 3. After any error a stream is of no more use: its position in the peer's bytes is not
@@ -16,17 +14,22 @@ Rules:
 
 from __future__ import annotations
 
-import array
 import contextlib
 import os
 import socket
 import ssl
-import struct
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
 from tensorcast_dask.dataplane.memory import flat
+from tensorcast_dask.dataplane.sockets import (
+    SCRATCH_BYTES,
+    Io,
+    Pace,
+    PlainIo,
+    TlsIo,
+    close_fds,
+)
 from tensorcast_dask.exceptions import DeadlineExceeded, PeerLost, WrongPeer
 from tensorcast_dask.tensors.frames import (
     HEADER_BYTES,
@@ -44,7 +47,6 @@ __all__ = [
     "FrameStream",
     "Into",
     "Payload",
-    "close_fds",
     "pack",
     "read_message",
 ]
@@ -56,10 +58,6 @@ Buffer: TypeAlias = Any
 #: Where a payload goes: a buffer, or what says so once the message is known.
 Into: TypeAlias = "Buffer | Callable[[Any, int], Buffer | None]"
 
-_MAX_FDS: Final = 8
-_ANCILLARY_BYTES: Final = socket.CMSG_SPACE(_MAX_FDS * 4)
-_TIMEVAL: Final = struct.Struct("ll")
-_SCRATCH_BYTES: Final = 256 << 10
 _SMALL_BYTES: Final = 64 << 10
 _SENDFILE_BYTES: Final = 16 << 20
 _IOV_MAX: Final = 512
@@ -99,13 +97,6 @@ async def read_message(
     return decode(body, kind)
 
 
-def close_fds(fds: Sequence[int]) -> None:
-    """Close descriptors; one that is closed already is no error."""
-    for fd in fds:
-        with contextlib.suppress(OSError):
-            os.close(fd)
-
-
 class Frame(Generic[T]):
     """One received frame. Descriptors that are not taken are closed by `close`."""
 
@@ -136,129 +127,6 @@ class Frame(Generic[T]):
         close_fds(fds)
 
 
-class _Io(Protocol):
-    """The few calls in which plain and TLS sockets differ."""
-
-    def recv(self, view: memoryview, wait_s: float | None) -> int: ...
-    def recv_with_fds(
-        self, view: memoryview, wait_s: float | None
-    ) -> tuple[int, tuple[int, ...]]: ...
-    def send(
-        self, views: list[memoryview], fds: Sequence[int], wait_s: float | None
-    ) -> int: ...
-    def send_file(
-        self, fd: int, offset: int, nbytes: int, wait_s: float | None
-    ) -> int: ...
-
-
-class _Plain:
-    """A blocking socket; time-outs are the kernel's."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        sock.settimeout(None)
-        self._sock = sock
-        self._unix = sock.family == socket.AF_UNIX
-        self._waits: dict[int, float | None] = {
-            socket.SO_RCVTIMEO: None,
-            socket.SO_SNDTIMEO: None,
-        }
-
-    def _wait(self, option: int, wait_s: float | None) -> None:
-        if self._waits[option] != wait_s:
-            seconds = 0.0 if wait_s is None else max(wait_s, 1e-3)
-            whole = int(seconds)
-            value = _TIMEVAL.pack(whole, int((seconds - whole) * 1e6))
-            self._sock.setsockopt(socket.SOL_SOCKET, option, value)
-            self._waits[option] = wait_s
-
-    def recv(self, view: memoryview, wait_s: float | None) -> int:
-        self._wait(socket.SO_RCVTIMEO, wait_s)
-        return self._sock.recv_into(view, len(view), socket.MSG_WAITALL)
-
-    def recv_with_fds(
-        self, view: memoryview, wait_s: float | None
-    ) -> tuple[int, tuple[int, ...]]:
-        if not self._unix:
-            return self.recv(view, wait_s), ()
-        self._wait(socket.SO_RCVTIMEO, wait_s)
-        got, ancillary, flags, _ = self._sock.recvmsg_into(
-            [view], _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC
-        )
-        fds = array.array("i")
-        for level, kind, data in ancillary:
-            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                fds.frombytes(data[: len(data) // fds.itemsize * fds.itemsize])
-        if flags & socket.MSG_CTRUNC:
-            close_fds(fds)
-            message = "the peer's descriptors did not fit; raise RLIMIT_NOFILE"
-            raise PeerLost(message)
-        return got, tuple(fds)
-
-    def send(
-        self, views: list[memoryview], fds: Sequence[int], wait_s: float | None
-    ) -> int:
-        self._wait(socket.SO_SNDTIMEO, wait_s)
-        ancillary = (
-            [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
-            if fds
-            else []
-        )
-        return self._sock.sendmsg(views, ancillary)
-
-    def send_file(self, fd: int, offset: int, nbytes: int, wait_s: float | None) -> int:
-        self._wait(socket.SO_SNDTIMEO, wait_s)
-        return os.sendfile(self._sock.fileno(), fd, offset, nbytes)
-
-
-class _Tls:
-    """A TLS socket; time-outs are Python's, descriptors do not travel."""
-
-    def __init__(self, sock: ssl.SSLSocket) -> None:
-        self._sock = sock
-        self._scratch = bytearray(_SCRATCH_BYTES)
-
-    def recv(self, view: memoryview, wait_s: float | None) -> int:
-        self._sock.settimeout(wait_s)
-        return self._sock.recv_into(view, len(view))
-
-    def recv_with_fds(
-        self, view: memoryview, wait_s: float | None
-    ) -> tuple[int, tuple[int, ...]]:
-        return self.recv(view, wait_s), ()
-
-    def send(
-        self, views: list[memoryview], fds: Sequence[int], wait_s: float | None
-    ) -> int:
-        assert not fds, "framing: descriptors do not travel over TLS"
-        self._sock.settimeout(wait_s)
-        return self._sock.send(views[0])
-
-    def send_file(self, fd: int, offset: int, nbytes: int, wait_s: float | None) -> int:
-        view = memoryview(self._scratch)[: min(nbytes, _SCRATCH_BYTES)]
-        got = os.preadv(fd, [view], offset)
-        sent = 0
-        while sent < got:
-            sent += self.send([view[sent:got]], (), wait_s)
-        return got
-
-
-@dataclass(slots=True)
-class _Pace:
-    """Keeps a connection below a rate (tests of slow peers)."""
-
-    bytes_per_s: float
-    free_at_s: float = 0.0
-
-    @property
-    def piece_bytes(self) -> int:
-        return max(4096, int(self.bytes_per_s * 0.02))
-
-    def spend(self, nbytes: int) -> None:
-        now_s = time.monotonic()
-        self.free_at_s = max(self.free_at_s, now_s) + nbytes / self.bytes_per_s
-        time.sleep(max(0.0, self.free_at_s - now_s))
-
-
 class FrameStream:
     """One connected socket that speaks frames.
 
@@ -287,8 +155,8 @@ class FrameStream:
         self.stall_s = stall_s
         self.sent_bytes = 0
         self.received_bytes = 0
-        self._io: _Io = _Tls(sock) if isinstance(sock, ssl.SSLSocket) else _Plain(sock)
-        self._pace = _Pace(bandwidth_bytes_per_s) if bandwidth_bytes_per_s else None
+        self._io: Io = TlsIo(sock) if isinstance(sock, ssl.SSLSocket) else PlainIo(sock)
+        self._pace = Pace(bandwidth_bytes_per_s) if bandwidth_bytes_per_s else None
         self._header = bytearray(HEADER_BYTES)
 
     def fileno(self) -> int:
@@ -567,7 +435,7 @@ class Payload:
 
     def read_to_file(self, fd: int, offset: int) -> int:
         """Receive all that is left and write it to a file: no map is needed."""
-        scratch = memoryview(bytearray(min(self.left, 4 * _SCRATCH_BYTES)))
+        scratch = memoryview(bytearray(min(self.left, 4 * SCRATCH_BYTES)))
         nbytes = self.left
         while self.left:
             piece = scratch[: min(self.left, len(scratch))]
@@ -581,7 +449,7 @@ class Payload:
 
     def skip(self) -> None:
         """Receive all that is left and forget it."""
-        scratch = memoryview(bytearray(min(self.left, _SCRATCH_BYTES)))
+        scratch = memoryview(bytearray(min(self.left, SCRATCH_BYTES)))
         while self.left:
             piece = scratch[: min(self.left, len(scratch))]
             self.left -= len(piece)

@@ -28,7 +28,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from tensorcast_dask.dataplane.auth import STORE, Answerer, check_hello, check_uid
 from tensorcast_dask.dataplane.congestion import set_congestion
-from tensorcast_dask.dataplane.framing import FrameStream, Payload, close_fds
+from tensorcast_dask.dataplane.framing import FrameStream, Payload
+from tensorcast_dask.dataplane.sockets import close_fds
 from tensorcast_dask.exceptions import (
     InvalidArgument,
     PeerLost,

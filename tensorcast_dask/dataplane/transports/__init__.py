@@ -1,0 +1,5 @@
+"""Ways to get chunks from a holder; importing this makes the built-in schemes known."""
+
+from tensorcast_dask.dataplane.transports import shm, stream
+
+__all__ = ["shm", "stream"]
