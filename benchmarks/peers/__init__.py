@@ -1,0 +1,1 @@
+"""The neighbours that a bar names, each by its own best API."""
