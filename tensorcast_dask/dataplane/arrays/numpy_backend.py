@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tensorcast_dask.dataplane.arrays.contract import Bytes, Places
     from tensorcast_dask.tensors.specs import Shape
 
-__all__ = ["NumpyBackend", "bytes_of", "numpy_dtype"]
+__all__ = ["AnyArray", "NumpyBackend", "byte_strides", "numpy_dtype", "whole_buffer"]
 
 AnyArray = np.ndarray[tuple[int, ...], np.dtype[np.generic]]
 
@@ -81,11 +81,6 @@ def _our_dtype(name: str, found: np.dtype[np.generic]) -> DType:
         raise UnsupportedDtype(message)
     _DTYPE_OF[found] = known
     return known
-
-
-def bytes_of(array: AnyArray) -> Bytes:
-    """Return the bytes of a C-contiguous array, flat and without a copy."""
-    return array.reshape(-1).view(np.uint8)
 
 
 def _array(source: Source) -> AnyArray:
@@ -148,7 +143,7 @@ class NumpyBackend:
 
     def make(self, buffer: Buffer, places: Places) -> list[object]:
         """Arrays over the buffer; writable when it is."""
-        base = _whole(buffer)
+        base = whole_buffer(buffer)
         dtypes = {dtype.name: numpy_dtype(dtype) for dtype in places.dtypes}
         make = np.ndarray
         columns = zip(places.dtypes, places.shapes, places.offsets, strict=True)
@@ -158,7 +153,7 @@ class NumpyBackend:
                 for dtype, shape, at in columns
             ]
         return [
-            make(shape, dtypes[dtype.name], base, at, _byte_strides(dtype, strides))
+            make(shape, dtypes[dtype.name], base, at, byte_strides(dtype, strides))
             for (dtype, shape, at), strides in zip(columns, places.strides, strict=True)
         ]
 
@@ -178,10 +173,12 @@ class NumpyBackend:
         np.copyto(_array(target).view(np.ndarray), values, casting="equiv")
 
 
-def _whole(buffer: Buffer) -> Bytes:
+def whole_buffer(buffer: Buffer) -> Bytes:
+    """Return all bytes of a buffer as one array over it."""
     view = memoryview(buffer)
     return np.frombuffer(view, np.uint8) if view.nbytes else np.empty(0, np.uint8)
 
 
-def _byte_strides(dtype: DType, strides: Shape | None) -> Shape | None:
+def byte_strides(dtype: DType, strides: Shape | None) -> Shape | None:
+    """Return strides in bytes."""
     return None if strides is None else tuple(n * dtype.itemsize for n in strides)

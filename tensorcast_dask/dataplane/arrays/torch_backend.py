@@ -4,7 +4,7 @@ Rules:
 
 1. Elements travel as bits: a tensor is viewed as the integer dtype of its width wherever
    torch allows it, so that no kernel can canonicalise a NaN.
-2. The lazy conjugate and negative bits are resolved by torch itself, into the target.
+2. The lazy conjugate and negative bits are resolved into the target, by flipping signs.
 3. A made tensor has a storage of its own, exactly as long as its bytes, over the buffer's
    memory. Negative strides, which torch lacks, are copied.
 4. Subclasses that dispatch (FakeTensor, DTensor, wrappers) have no bytes of their own and
@@ -19,7 +19,11 @@ import numpy as np
 import torch
 
 from tensorcast_dask.dataplane.arrays.contract import Source
-from tensorcast_dask.dataplane.arrays.numpy_backend import _byte_strides, _whole
+from tensorcast_dask.dataplane.arrays.numpy_backend import (
+    AnyArray,
+    byte_strides,
+    whole_buffer,
+)
 from tensorcast_dask.exceptions import InvalidArgument, UnsupportedDtype
 from tensorcast_dask.tensors.dtypes import DTYPES, DType
 
@@ -48,6 +52,11 @@ _CARRIER_OF: Final = {
     8: np.int64,
     16: np.complex128,
 }
+#: Dtypes whose negation flips the highest bit of each number.
+_SIGNED: Final = frozenset(
+    {torch.float16, torch.bfloat16, torch.float32, torch.float64}
+    | {torch.complex32, torch.complex64, torch.complex128}
+)
 _PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
 
 
@@ -149,18 +158,16 @@ class TorchBackend:
     def write(self, source: Source, out: Bytes) -> None:
         """Write the logical values in C order."""
         value = _tensor(source).detach()
-        carrier = _CARRIER_OF[source.dtype.itemsize]
-        target = torch.from_numpy(out.view(carrier).reshape(source.shape))
         if value.is_conj() or value.is_neg():
-            target.view(value.dtype).copy_(value)
-        elif source.dtype.itemsize in _INTEGER_OF:
-            target.copy_(_bits(value).view(target.dtype))
+            _write_lazy(value, out)
         else:
-            target.copy_(value)
+            carrier = _CARRIER_OF[source.dtype.itemsize]
+            target = torch.from_numpy(out.view(carrier).reshape(source.shape))
+            target.copy_(_bits(value))
 
     def make(self, buffer: Buffer, places: Places) -> list[object]:
         """Tensors over the buffer, which must be writable."""
-        base = _whole(buffer)
+        base = whole_buffer(buffer)
         if base.size and not base.flags.writeable:
             message = "torch tensors need a writable buffer; give a private map"
             raise InvalidArgument(message)
@@ -175,8 +182,8 @@ class TorchBackend:
         )
         for dtype, shape, offset, elements in columns:
             torch_dtype, carrier = wanted[dtype.name]
-            array: np.ndarray[tuple[int, ...], np.dtype[np.generic]] = np.ndarray(
-                shape, carrier, base, offset, _byte_strides(dtype, elements)
+            array: AnyArray = np.ndarray(
+                shape, carrier, base, offset, byte_strides(dtype, elements)
             )
             if elements is not None and min(elements, default=0) < 0:
                 array = array.copy()
@@ -187,8 +194,10 @@ class TorchBackend:
         return made
 
     def refusal(self, target: Source) -> str:
-        """Refuse expanded tensors, which hold an element twice."""
+        """Refuse lazy views, and expanded tensors, which hold an element twice."""
         value = _tensor(target)
+        if value.is_conj() or value.is_neg():
+            return "is a lazily conjugated or negated view"
         pairs = zip(value.shape, value.stride(), strict=True)
         if any(n > 1 and not s for n, s in pairs):
             return "is expanded: several elements share memory"
@@ -196,14 +205,35 @@ class TorchBackend:
 
     def read_into(self, target: Source, data: Bytes) -> None:
         """Assign the values, also on a device, also of a leaf that requires grad."""
-        value = _tensor(target).detach()
         carrier = _CARRIER_OF[target.dtype.itemsize]
-        values = torch.from_numpy(data.view(carrier).reshape(target.shape))
-        if (
-            value.is_conj()
-            or value.is_neg()
-            or target.dtype.itemsize not in _INTEGER_OF
-        ):
-            value.copy_(values.view(value.dtype))
-        else:
-            _bits(value).copy_(_bits(values))
+        values: AnyArray = data.view(carrier).reshape(target.shape)
+        if not values.flags.writeable:
+            values = values.copy()  # torch warns of any other
+        _bits(_tensor(target).detach()).copy_(torch.from_numpy(values))
+
+
+def _write_lazy(value: torch.Tensor, out: Bytes) -> None:
+    """Write a conjugated or negated view by flipping sign bits, as IEEE negation does.
+
+    torch's kernels lack complex32, and go through float32 for the 16-bit kinds.
+    """
+    if value.dtype not in _SIGNED:
+        carrier = _CARRIER_OF[value.dtype.itemsize]
+        target = torch.from_numpy(out.view(carrier).reshape(value.shape))
+        target.view(value.dtype).copy_(value)
+        return
+    parts = 2 if value.is_complex() else 1
+    width = value.dtype.itemsize // parts
+    stored = torch.empty(0, dtype=_INTEGER_OF[width], device=value.device).set_(
+        value.untyped_storage(),
+        value.storage_offset() * parts,
+        (*value.shape, parts),
+        (*(n * parts for n in value.stride()), 1),
+    )
+    numbers: AnyArray = out.view(_CARRIER_OF[width]).reshape(*value.shape, parts)
+    torch.from_numpy(numbers).copy_(stored)
+    last_bytes = out.reshape(-1, parts, width)[..., -1]  # where the signs are
+    if value.is_neg():
+        last_bytes[:, 0] ^= 0x80
+    if parts == 2 and value.is_neg() != value.is_conj():
+        last_bytes[:, 1] ^= 0x80
