@@ -28,7 +28,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NoReturn, TypeVar
 
 from tensorcast_dask.dataplane.files.opening import opened
-from tensorcast_dask.exceptions import CorruptFile
+from tensorcast_dask.exceptions import CorruptFile, InvalidArgument
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -113,6 +113,8 @@ class FileHeader:
     metadata: Mapping[str, str] = field(default_factory=dict)
     data_start: int
     file_size: int
+    raw: bytes = field(default=b"", repr=False, compare=False)
+    """The JSON as it stands in the file."""
 
     @property
     def data_nbytes(self) -> int:
@@ -187,6 +189,7 @@ def parse_header(raw: bytes, *, file_size: int, path: str) -> FileHeader:
         metadata=MappingProxyType(metadata),
         data_start=_PREFIX.size + len(raw),
         file_size=file_size,
+        raw=raw,
     )
     _check_coverage(header)
     return header
@@ -346,21 +349,25 @@ def encode_header(
 ) -> bytes:
     """Return the first bytes of a file: length, JSON, and spaces up to `align_bytes`.
 
+    The metadata stands last in the JSON, in the order given.
+
     Raises
     ------
-    CorruptFile
+    InvalidArgument
         When the header would be longer than any reader takes.
     """
-    document: dict[str, object] = {_METADATA: dict(metadata)} if metadata else {}
+    document: dict[str, object] = {}
     for entry in entries:
         document[entry.name] = {
             "dtype": entry.dtype,
             "shape": entry.shape,
             "data_offsets": (entry.begin, entry.end),
         }
+    if metadata:
+        document[_METADATA] = dict(metadata)
     raw = json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode()
     raw += b" " * (-(_PREFIX.size + len(raw)) % align_bytes)
     if len(raw) > MAX_HEADER_BYTES:
         message = f"a header of {len(raw)} bytes is over the format's limit; save in several files"
-        raise CorruptFile(message)
+        raise InvalidArgument(message)
     return _PREFIX.pack(len(raw)) + raw
