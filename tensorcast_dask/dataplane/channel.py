@@ -16,7 +16,6 @@ import contextlib
 import os
 import select
 import socket
-import ssl
 import threading
 import time
 from collections import defaultdict
@@ -157,7 +156,9 @@ class Channel:
         stream = FrameStream(sock, peer=_name(card), stall_s=credentials.stall_s)
         try:
             with _unreachable(card):
+                sock.settimeout(max(1e-3, until_s - time.monotonic()))
                 sock.connect(card.socket)
+                sock.settimeout(None)
             check_uid(sock)
             stream.send(_hello(card, credentials), until_s=until_s)
             welcome = _expect(stream, Welcome, until_s)
@@ -502,6 +503,6 @@ def _dial(card: NodeCard, credentials: Credentials, until_s: float) -> socket.so
             return sock
         with _unreachable(card):
             return client_tls(credentials.tls).wrap_socket(sock)
-    except (TensorCastError, ssl.SSLError):
+    except TensorCastError:
         sock.close()
         raise

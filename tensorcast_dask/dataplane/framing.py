@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 __all__ = [
+    "Digest",
     "Frame",
     "FrameStream",
     "Into",
@@ -61,6 +62,10 @@ Into: TypeAlias = "Buffer | Callable[[Any, int], Buffer | None]"
 _SMALL_BYTES: Final = 64 << 10
 _SENDFILE_BYTES: Final = 16 << 20
 _IOV_MAX: Final = 512
+#: The kernel rounds time-outs to its tick.
+_TICK_S: Final = 0.01
+#: Pieces that stay in the second-level cache between the copy and the hash.
+_HASHED_BYTES: Final = 1024 << 10
 _DEFAULT_STALL_S: Final = 30.0
 
 
@@ -97,6 +102,14 @@ async def read_message(
     return decode(body, kind)
 
 
+class Digest(Protocol):
+    """What is fed with received bytes: an xxhash state."""
+
+    def update(self, data: Any, /) -> object:  # noqa: ANN401
+        """Take the next bytes."""
+        ...
+
+
 class Frame(Generic[T]):
     """One received frame. Descriptors that are not taken are closed by `close`."""
 
@@ -125,6 +138,9 @@ class Frame(Generic[T]):
         """Close descriptors that nobody took. Idempotent."""
         fds, self.fds = self.fds, ()
         close_fds(fds)
+
+    def __del__(self) -> None:
+        self.close()
 
 
 class FrameStream:
@@ -301,6 +317,7 @@ class FrameStream:
         kind: type[T],
         *,
         into: Into | None = None,
+        digest: Digest | None = None,
         max_payload_bytes: int = 0,
         until_s: float | None = None,
         idle: bool = False,
@@ -314,6 +331,8 @@ class FrameStream:
         into : writable buffer, or callable (message, nbytes) -> buffer or None
             Where the payload goes. None (given or returned): into a new bytearray, or
             nowhere, respectively.
+        digest : Digest, optional
+            Is fed with the payload that goes `into` a buffer.
         max_payload_bytes : int
             The longest payload that is accepted.
         until_s : float, optional
@@ -343,20 +362,32 @@ class FrameStream:
                 if target is None:
                     payload.skip()
                 else:
-                    payload.read_into(target)
+                    payload.read_into(target, digest=digest)
         except BaseException:
             close_fds(fds)
             raise
         return Frame(message, data, nbytes, fds)
 
-    def fill(self, view: memoryview, *, until_s: float | None = None) -> None:
-        """Receive exactly as many bytes as `view` holds."""
+    def fill(
+        self,
+        view: memoryview,
+        *,
+        until_s: float | None = None,
+        digest: Digest | None = None,
+    ) -> None:
+        """Receive exactly as many bytes as `view` holds.
+
+        With a `digest` they are hashed piece by piece, while they are in the cache.
+        """
+        most = len(view) if digest is None else _HASHED_BYTES
         while view:
             with self._failures("hear from", until_s):
-                got = self._io.recv(view, self._wait_s(until_s))
+                got = self._io.recv(view[:most], self._wait_s(until_s))
             if not got:
                 self._ended()
             self.received_bytes += got
+            if digest is not None:
+                digest.update(view[:got])
             view = view[got:]
 
     # -------------------------------------------------------------- waiting
@@ -380,7 +411,7 @@ class FrameStream:
         except (BlockingIOError, TimeoutError, ssl.SSLWantReadError) as error:
             if isinstance(error, DeadlineExceeded):
                 raise
-            if until_s is not None and time.monotonic() >= until_s - 2e-3:
+            if until_s is not None and time.monotonic() >= until_s - _TICK_S:
                 message = (
                     f"the deadline passed before this process could {what} {self.peer}"
                 )
@@ -409,7 +440,7 @@ class Payload:
         #: What has not been read yet.
         self.left = nbytes
 
-    def read_into(self, target: Buffer) -> int:
+    def read_into(self, target: Buffer, *, digest: Digest | None = None) -> int:
         """Receive all that is left into the front of a writable buffer.
 
         Raises
@@ -424,7 +455,7 @@ class Payload:
             )
             raise WrongPeer(message)
         nbytes, self.left = self.left, 0
-        self._stream.fill(view[:nbytes], until_s=self._until_s)
+        self._stream.fill(view[:nbytes], until_s=self._until_s, digest=digest)
         return nbytes
 
     def read(self) -> bytearray:

@@ -28,7 +28,9 @@ __all__ = [
     "chunk_count",
     "chunk_range",
     "copy",
+    "copy_summed",
     "flat",
+    "new_digest",
     "pack_sums",
     "run_parallel",
     "sum_of",
@@ -39,6 +41,8 @@ __all__ = [
 #: Copies gain nothing above this; memory bandwidth is the limit long before.
 DEFAULT_THREADS: Final = max(1, min(8, len(os.sched_getaffinity(0))))
 _PIECE_BYTES: Final = 16 << 20
+#: Pieces that stay in the cache between the copy and the hash.
+_HASHED_BYTES: Final = 1 << 20
 
 
 class _PyBuffer(ctypes.Structure):
@@ -68,6 +72,22 @@ _SIMPLE: Final = 0
 _WRITABLE: Final = 1
 
 
+class _Pin:
+    """Holds a buffer in place and knows where that is."""
+
+    __slots__ = ("_held", "address", "nbytes")
+
+    def __init__(self, buffer: Any, *, writable: bool) -> None:  # noqa: ANN401
+        self._held = _PyBuffer()
+        _GET_BUFFER(buffer, self._held, _WRITABLE if writable else _SIMPLE)
+        self.address: int = self._held.buf or 0
+        self.nbytes: int = self._held.len
+
+    def release(self) -> None:
+        """Let the buffer go."""
+        _RELEASE_BUFFER(self._held)
+
+
 @contextmanager
 def address(buffer: Any, *, writable: bool = False) -> Iterator[tuple[int, int]]:  # noqa: ANN401
     """Lend the address and the length of a contiguous buffer for the length of a block.
@@ -77,12 +97,11 @@ def address(buffer: Any, *, writable: bool = False) -> Iterator[tuple[int, int]]
     BufferError
         When it is not contiguous, or is read-only and `writable` was asked for.
     """
-    held = _PyBuffer()
-    _GET_BUFFER(buffer, ctypes.byref(held), _WRITABLE if writable else _SIMPLE)
+    pin = _Pin(buffer, writable=writable)
     try:
-        yield held.buf or 0, held.len
+        yield pin.address, pin.nbytes
     finally:
-        _RELEASE_BUFFER(ctypes.byref(held))
+        pin.release()
 
 
 def flat(buffer: Any) -> memoryview:  # noqa: ANN401
@@ -158,46 +177,71 @@ def copy(
     ValueError
         When a buffer is shorter than `nbytes`, or the lengths differ and it is not given.
     """
-    with (
-        _addressed(target, writable=True) as (to, room),
-        _addressed(source, writable=False) as (origin, there),
-    ):
-        lengths = {n for n in (room, there) if n is not None}
-        if nbytes is None:
-            if len(lengths) != 1:
-                message = f"copy: lengths {room} and {there} do not say how much"
-                raise ValueError(message)
-            nbytes = lengths.pop()
-        elif any(n < nbytes for n in lengths):
-            message = f"copy: {nbytes} bytes do not fit {there} -> {room}"
+    to = None if isinstance(target, int) else _Pin(target, writable=True)
+    try:
+        origin = None if isinstance(source, int) else _Pin(source, writable=False)
+        try:
+            nbytes = _agreed(nbytes, to, origin)
+            _copy(
+                to.address if to else target,
+                origin.address if origin else source,
+                nbytes,
+                threads,
+            )
+        finally:
+            if origin:
+                origin.release()
+    finally:
+        if to:
+            to.release()
+    return nbytes
+
+
+def _agreed(nbytes: int | None, to: _Pin | None, origin: _Pin | None) -> int:
+    lengths = [pin.nbytes for pin in (to, origin) if pin]
+    if nbytes is None:
+        if not lengths or min(lengths) != max(lengths):
+            message = f"copy: buffers of {lengths} bytes do not say how much"
             raise ValueError(message)
-        _copy(to, origin, nbytes, threads)
+        return lengths[0]
+    if any(room < nbytes for room in lengths):
+        message = f"copy: {nbytes} bytes do not fit buffers of {lengths} bytes"
+        raise ValueError(message)
     return nbytes
 
 
 def _copy(to: int, origin: int, nbytes: int, threads: int) -> None:
+    if threads <= 1 or nbytes < 2 * _PIECE_BYTES:
+        ctypes.memmove(to, origin, nbytes)
+        return
+
     def job(at: int, n: int) -> Callable[[], object]:
         return lambda: ctypes.memmove(to + at, origin + at, n)
 
     run_parallel([job(at, n) for at, n in _pieces(nbytes, threads)], threads=threads)
 
 
-@contextmanager
-def _addressed(
-    what: Any,  # noqa: ANN401
-    *,
-    writable: bool,
-) -> Iterator[tuple[int, int | None]]:
-    if isinstance(what, int):
-        yield what, None
-    else:
-        with address(what, writable=writable) as found:
-            yield found
-
-
 def sum_of(buffer: Any) -> int:  # noqa: ANN401
     """xxh3_64 of a contiguous buffer."""
     return xxhash.xxh3_64_intdigest(buffer)
+
+
+def new_digest() -> xxhash.xxh3_64:
+    """Make an empty xxh3_64 state, to be fed piece by piece."""
+    return xxhash.xxh3_64()
+
+
+def copy_summed(target: Any, source: Any) -> int:  # noqa: ANN401
+    """Copy one buffer into another of the same length and return its xxh3_64.
+
+    Each piece is hashed while it is in the cache: cheaper than a second pass.
+    """
+    to, origin, digest = flat(target), flat(source), new_digest()
+    for at in range(0, origin.nbytes, _HASHED_BYTES):
+        piece = to[at : at + _HASHED_BYTES]
+        copy(piece, origin[at : at + _HASHED_BYTES], threads=1)
+        digest.update(piece)
+    return digest.intdigest()
 
 
 def chunk_count(nbytes: int, chunk_bytes: int) -> int:

@@ -131,7 +131,8 @@ class MemoryFile:
     def freeze(self) -> bool:
         """Seal against writing for ever; False while a writable map is left anywhere.
 
-        The creator's own map is dropped for it. Only for systems without leases.
+        The creator's own map is let go for it, so no view of it may be in use. Only for
+        systems without leases.
         """
         self.unmap()
         try:
@@ -149,11 +150,9 @@ class MemoryFile:
             return self._map
 
     def unmap(self) -> None:
-        """Drop the creator's map, if there is one; views of it must be gone."""
+        """Let the creator's map go; it ends with the last view that is in use."""
         with self._lock:
-            if self._map is not None:
-                self._map.close()
-                self._map = None
+            self._map = None
 
     def close(self) -> None:
         """Let the file go; its pages live until the last reader's map ends. Idempotent."""

@@ -20,6 +20,7 @@ import itertools
 import logging
 import selectors
 import socket
+import ssl
 import threading
 import time
 from dataclasses import dataclass, field
@@ -48,7 +49,6 @@ from tensorcast_dask.tensors.messages import (
 )
 
 if TYPE_CHECKING:
-    import ssl
     from collections.abc import Callable, Sequence
 
     from tensorcast_dask.tensors.ids import HostId
@@ -59,6 +59,8 @@ logger = logging.getLogger(__name__)
 
 _HELLO_BODY_BYTES: Final = 16 << 10
 _BACKLOG: Final = 128
+_KEEPALIVE_S: Final = 30
+_LATE_AGAIN_S: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,9 +154,11 @@ class Server:
         self._limits = limits or Limits()
         self._allow_uids = tuple(allow_uids)
         self._lock = threading.Lock()
-        #: Threads of connections -> their streams. Guarded by the lock.
-        self._open: dict[threading.Thread, FrameStream] = {}
-        self._strangers = 0
+        #: Threads of connections -> their sockets. Guarded by the lock.
+        self._open: dict[threading.Thread, socket.socket] = {}
+        #: Those of them that have not finished the handshake -> until when they must;
+        #: the oldest first. Guarded by the lock.
+        self._strangers: dict[threading.Thread, float] = {}
         self._numbers = itertools.count(1)
         self._selector = selectors.DefaultSelector()
         self._wake, self._woken = socket.socketpair()
@@ -220,6 +224,15 @@ class Server:
             self._wake.send(b"x")
 
     # -------------------------------------------------------------- life
+    def configure(
+        self, *, limits: Limits | None = None, allow_uids: Sequence[int] | None = None
+    ) -> None:
+        """Change limits; connections that exist keep the ones they began with."""
+        if limits is not None:
+            self._limits = limits
+        if allow_uids is not None:
+            self._allow_uids = tuple(allow_uids)
+
     @property
     def connections(self) -> int:
         """How many connections are open."""
@@ -235,8 +248,8 @@ class Server:
             self._thread.join(within_s)
         with self._lock:
             left = dict(self._open)
-        for stream in left.values():
-            stream.shutdown()
+        for sock in left.values():
+            _hang_up(sock)
         for thread in left:
             thread.join(max(0.0, until_s - time.monotonic()))
         self._close_listeners()
@@ -256,11 +269,21 @@ class Server:
 
     def _accept_loop(self) -> None:
         while not self._stopping:
-            for key, _ in self._selector.select():
+            for key, _ in self._selector.select(self._end_late_strangers()):
                 if key.data is None:
                     self._woken.recv(64)
                 else:
                     self._accept(key.fileobj, key.data)  # type: ignore[arg-type]
+
+    def _end_late_strangers(self) -> float | None:
+        """Hang up on whom the handshake's deadline has passed; return how long to wait."""
+        now_s = time.monotonic()
+        with self._lock:
+            for thread, until_s in self._strangers.items():
+                if until_s > now_s:
+                    return until_s - now_s
+                _hang_up(self._open[thread])
+            return _LATE_AGAIN_S if self._strangers else None
 
     def _accept(self, listener: socket.socket, accept: _Accept) -> None:
         try:
@@ -270,73 +293,66 @@ class Server:
         except OSError as error:  # no descriptor left: do not spin
             if not self._stopping and listener.fileno() >= 0:
                 logger.warning("cannot accept a connection: %s", error)
-                time.sleep(0.05)
+                time.sleep(_LATE_AGAIN_S)
             return
-        with self._lock:
-            full = (
-                len(self._open) >= self._limits.connections
-                or self._strangers >= self._limits.strangers
-                or self._stopping
+        if sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_S)
+        if accept.tls is not None:
+            sock = accept.tls.wrap_socket(
+                sock, server_side=True, do_handshake_on_connect=False
             )
-            if not full:
-                self._strangers += 1
-        if full:
-            sock.close()
-            return
         thread = threading.Thread(
-            target=self._serve,
-            args=(sock, accept.tls),
-            name="tensorcast-serve",
-            daemon=True,
+            target=self._serve, args=(sock,), name="tensorcast-serve", daemon=True
         )
-        thread.start()
+        if self._admit(thread, sock):
+            thread.start()
+        else:
+            sock.close()
+
+    def _admit(self, thread: threading.Thread, sock: socket.socket) -> bool:
+        """Count a new connection in; where strangers are too many the oldest must go."""
+        with self._lock:
+            if len(self._open) >= self._limits.connections or self._stopping:
+                return False
+            if len(self._strangers) >= self._limits.strangers:
+                oldest = next(iter(self._strangers))
+                del self._strangers[oldest]
+                _hang_up(self._open[oldest])
+            self._open[thread] = sock
+            self._strangers[thread] = time.monotonic() + self._limits.handshake_s
+            return True
 
     # -------------------------------------------------------------- one connection
-    def _serve(self, sock: socket.socket, tls: ssl.SSLContext | None) -> None:
+    def _serve(self, sock: socket.socket) -> None:
         me = threading.current_thread()
         peer: Peer | None = None
-        stream: FrameStream | None = None
         try:
-            try:
-                stream = self._stream(sock, tls, me)
-                peer = self._handshake(stream)
-            finally:
-                with self._lock:
-                    self._strangers -= 1
+            if isinstance(sock, ssl.SSLSocket):
+                sock.settimeout(self._limits.handshake_s)
+                sock.do_handshake()
+            stream = FrameStream(
+                sock,
+                peer="the caller",
+                stall_s=self._limits.stall_s,
+                bandwidth_bytes_per_s=self._limits.bandwidth_bytes_per_s,
+            )
+            peer = self._handshake(stream)
+            with self._lock:
+                self._strangers.pop(me, None)
             if peer is not None:
                 self._converse(peer)
         except (TensorCastError, OSError) as error:
-            logger.debug("connection ended: %s", error)
+            logger.debug("a connection ended: %s", error)
         finally:
             if peer is not None:
                 self._tell_closed(peer)
-            if stream is not None:
-                stream.close()
-            sock.close()
             with self._lock:
+                self._strangers.pop(me, None)
                 self._open.pop(me, None)
-
-    def _stream(
-        self, sock: socket.socket, tls: ssl.SSLContext | None, me: threading.Thread
-    ) -> FrameStream:
-        if sock.family != socket.AF_UNIX:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if tls is not None:
-            sock.settimeout(self._limits.handshake_s)
-            sock = tls.wrap_socket(sock, server_side=True)
-        stream = FrameStream(
-            sock,
-            peer="the caller",
-            stall_s=self._limits.stall_s,
-            bandwidth_bytes_per_s=self._limits.bandwidth_bytes_per_s,
-        )
-        with self._lock:
-            self._open[me] = stream
-            stopping = self._stopping
-        if stopping:
-            message = "this server is stopping"
-            raise PeerLost(message)
-        return stream
+            _hang_up(sock)
+            sock.close()
 
     def _handshake(self, stream: FrameStream) -> Peer | None:
         until_s = time.monotonic() + self._limits.handshake_s
@@ -429,6 +445,12 @@ class Server:
             self._handler.closed(peer)
         except Exception:  # rule 3
             logger.exception("the end of a connection was not handled")
+
+
+def _hang_up(sock: socket.socket) -> None:
+    """End both directions; the thread that uses the socket notices and closes it."""
+    with contextlib.suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)
 
 
 @dataclass(frozen=True, slots=True)

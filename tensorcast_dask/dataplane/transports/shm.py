@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from tensorcast_dask.dataplane.channel import Channel, Prefer
 from tensorcast_dask.dataplane.maps import PrivateMap
-from tensorcast_dask.dataplane.memory import chunk_range, copy, flat, sum_of
+from tensorcast_dask.dataplane.memory import chunk_range, copy, copy_summed, flat
 from tensorcast_dask.dataplane.transports.base import (
     Arrived,
     ChunkSums,
@@ -138,8 +138,7 @@ class ShmSource:
             chunk, nbytes=self._nbytes, chunk_bytes=self._chunk_bytes
         )
         target = flat(into)[:nbytes]
-        copy(target, view[offset : offset + nbytes])
-        found = sum_of(target)
+        found = copy_summed(target, view[offset : offset + nbytes])
         self._sums.check(chunk, found, peer=self._channel.stream.peer)
         return Arrived(Work(chunk, into), nbytes, found)
 

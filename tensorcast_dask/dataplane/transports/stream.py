@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tensorcast_dask.dataplane.channel import Channel, Prefer
-from tensorcast_dask.dataplane.memory import flat, sum_of
+from tensorcast_dask.dataplane.memory import flat, new_digest, sum_of
 from tensorcast_dask.dataplane.transports.base import (
     Arrived,
     ChunkSums,
@@ -108,10 +108,11 @@ class StreamSource:
             )
 
     def _take(self, stream: FrameStream, work: Work) -> Arrived:
-        target = flat(work.into)
+        target, digest = flat(work.into), new_digest()
         frame: Frame[StoreReply] = stream.receive(
             StoreReply,  # type: ignore[arg-type]  # a union, decoded as one
             into=target,
+            digest=digest,
             max_payload_bytes=target.nbytes,
             until_s=self._context.until_s,
         )
@@ -125,7 +126,7 @@ class StreamSource:
         if reply.generation != self._generation:
             message = f"{stream.peer} answered for another generation"
             raise WrongPeer(message)
-        found = sum_of(target[: frame.nbytes])
+        found = digest.intdigest()
         if found != reply.sum:
             msg = f"chunk {work.chunk}"
             raise damaged(msg, stream.peer)
