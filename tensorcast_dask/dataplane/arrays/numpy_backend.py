@@ -162,9 +162,8 @@ class NumpyBackend:
         array = _array(target)
         if not array.flags.writeable:
             return "is read-only"
-        twice = any(
-            n > 1 and not s for n, s in zip(array.shape, array.strides, strict=True)
-        )
+        pairs = zip(array.shape, array.strides, strict=True)
+        twice = array.size and any(n > 1 and not step for n, step in pairs)
         return "is broadcast: several elements share memory" if twice else ""
 
     def read_into(self, target: Source, data: Bytes) -> None:

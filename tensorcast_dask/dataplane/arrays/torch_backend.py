@@ -199,7 +199,7 @@ class TorchBackend:
         if value.is_conj() or value.is_neg():
             return "is a lazily conjugated or negated view"
         pairs = zip(value.shape, value.stride(), strict=True)
-        if any(n > 1 and not s for n, s in pairs):
+        if value.numel() and any(n > 1 and not s for n, s in pairs):
             return "is expanded: several elements share memory"
         return ""
 
