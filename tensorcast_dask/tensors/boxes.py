@@ -109,7 +109,7 @@ def relative(inner: Box, outer: Box) -> Box:
 class Runs:
     """Runs of bytes at nested arithmetic progressions.
 
-    Parameters
+    Attributes
     ----------
     offset : int
         Of the first run.

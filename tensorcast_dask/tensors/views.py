@@ -70,7 +70,7 @@ s_: Final = Brackets()
 class Cut(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
     """How one tensor is cut, then transposed.
 
-    Parameters
+    Attributes
     ----------
     name : str
         Of the tensor, in the view so far.
@@ -143,7 +143,7 @@ def _items(key: object) -> tuple[Item, ...]:
 class View(msgspec.Struct, frozen=True):
     """A chain of cuts; the view of everything when there are none.
 
-    Parameters
+    Attributes
     ----------
     steps : tuple of tuple of Cut
         Each step keeps the tensors that it names.
@@ -380,7 +380,7 @@ def _order(cut: Cut, dims: int) -> list[int]:
 class ViewTensor:
     """One tensor of a resolved view.
 
-    Parameters
+    Attributes
     ----------
     spec : TensorSpec
         Name, dtype and shape of the result.
@@ -437,7 +437,7 @@ class ViewTensor:
 class ResolvedView:
     """A view in normal form.
 
-    Parameters
+    Attributes
     ----------
     tensors : tuple of ViewTensor
         In the base's put order.
