@@ -10,10 +10,12 @@ import os
 import socket
 import statistics
 import struct
+import tempfile
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -270,18 +272,21 @@ def _send(sock: socket.socket, fd: int) -> None:
 
 
 class Burners:
-    """Unrelated processes that burn a core each while the block lasts."""
+    """Unrelated processes that burn a core each between `start` and `stop`."""
 
     def __init__(self, count: int = 2) -> None:
         self._helpers = [Helper("burner") for _ in range(count)]
+        self._flag = Path(tempfile.mkdtemp(prefix="tcburn")) / "burn"
 
-    def burn(self, for_s: float) -> None:
-        """Begin; they stop by themselves."""
+    def start(self) -> None:
+        """Begin."""
+        self._flag.touch()
         for helper in self._helpers:
-            helper.start(_burn, for_s)
+            helper.start(_burn, str(self._flag))
 
-    def wait(self) -> None:
+    def stop(self) -> None:
         """Until they have stopped."""
+        self._flag.unlink()
         for helper in self._helpers:
             helper.result()
 
@@ -289,9 +294,10 @@ class Burners:
         """End them."""
         for helper in self._helpers:
             helper.close()
+        self._flag.parent.rmdir()
 
 
-def _burn(_: dict[str, Any], for_s: float) -> None:
-    stop = time.perf_counter() + for_s
-    while time.perf_counter() < stop:
-        sum(range(10_000))
+def _burn(_: dict[str, Any], flag: str) -> None:
+    while Path(flag).exists():
+        for _turn in range(100):
+            sum(range(10_000))

@@ -1,0 +1,1 @@
+"""One file for each bar; ``python -m benchmarks.bars.<name>`` runs one of them."""

@@ -1,0 +1,93 @@
+"""100,000 artifacts of 4 KiB on one node: put, read back, count."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import numpy as np
+
+from benchmarks import product
+from benchmarks.harness import absolute, emit
+from benchmarks.sizes import Sizes, parse
+
+EACH, IN_FLIGHT = 4096, 64
+
+
+def content(at: int) -> np.ndarray:
+    """Different for each."""
+    return np.full(EACH // 8, at, dtype=np.int64)
+
+
+async def in_flight(count: int, work: object) -> None:
+    """Call ``work(n)`` for all n, some at a time."""
+    numbers = iter(range(count))
+
+    async def lane() -> None:
+        for at in numbers:
+            await work(at)  # type: ignore[operator]
+
+    await asyncio.gather(*(lane() for _ in range(IN_FLIGHT)))
+
+
+def main(sizes: Sizes) -> None:
+    """Four lines."""
+    count = sizes.artifacts
+    with product.cluster(sizes, n_workers=1, memory="1536 MiB") as cluster:
+        pids = product.store_pids()
+        before = product.anonymous_bytes(pids) + product.file_bytes(pids)
+        took: dict[str, float] = {}
+        wrong: list[int] = []
+
+        async def go() -> None:
+            cast = await product.connect_async(cluster.scheduler_address)
+
+            async def put(at: int) -> None:
+                await cast.put(content(at), f"bench/page-{at}")
+
+            async def read(at: int) -> None:
+                artifact = await cast.artifact(f"bench/page-{at}")
+                tensor = await artifact.tensor(framework="numpy")
+                if not np.array_equal(tensor, content(at)):
+                    wrong.append(at)
+
+            for name, work in (("put", put), ("read", read)):
+                begin = time.perf_counter()
+                await in_flight(count, work)
+                took[name] = time.perf_counter() - begin
+            await product.close_async(cast)
+
+        asyncio.run(go())
+        pids = product.store_pids()
+        held = product.anonymous_bytes(pids) + product.file_bytes(pids) - before
+        notes = {
+            "puts/s": count / took["put"],
+            "reads/s": count / took["read"],
+            "bytes each": held / count,
+        }
+        what = f"{count} artifacts of 4 KiB"
+        for name, value, bar, unit in (
+            (f"{what}: wrong after reading back", len(wrong), 0, "artifacts"),
+            (f"{what}: descriptors", product.descriptors(pids), 999, "descriptors"),
+            (
+                f"{what}: bytes at the store",
+                held / count,
+                EACH * 1.5 + 200,
+                "bytes each",
+            ),
+        ):
+            emit(
+                absolute(
+                    name,
+                    lambda value=value: float(value),
+                    bar=bar,
+                    better="lower",
+                    unit=unit,
+                    times=1,
+                    notes=notes,
+                )
+            )
+
+
+if __name__ == "__main__":
+    main(parse())
