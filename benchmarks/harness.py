@@ -160,6 +160,9 @@ def paired(
     for _ in range(warm):
         product(), reference()
     said = dict(notes or {})
+    values: list[float] = []
+    references: list[float] = []
+    ratios: list[float] = []
     verdict: Verdict = "undecided"
     run = 0
     while verdict == "undecided" and run < MAX_RUNS:
@@ -222,6 +225,7 @@ def absolute(
     """
     for _ in range(warm):
         product()
+    values: list[float] = []
     verdict: Verdict = "undecided"
     run = 0
     while verdict == "undecided" and run < MAX_RUNS:
