@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from tensorcast_dask.dataplane.files.model import Model, ModelFile
 
-__all__ = ["CHUNK_BYTES", "ReadReport", "read_into"]
+__all__ = ["CHUNK_BYTES", "ReadReport", "read_into", "verify"]
 
 #: Unit of a checksum and of a thread's work, where the file does not say otherwise.
 CHUNK_BYTES: Final = 8 << 20
@@ -108,6 +108,22 @@ def read_into(
     target = _target(dest, offset, model.index.nbytes)
     for at, nbytes in model.index.gaps():
         target.zero(at, nbytes)
+    return _run(model, target, threads=threads, direct=direct, on_bytes=on_bytes)
+
+
+def verify(model: Model, *, threads: int = 2, direct: bool | None = None) -> ReadReport:
+    """Read a model for its checksums alone; raises as `read_into`."""
+    return _run(model, _NoTarget(), threads=threads, direct=direct, on_bytes=None)
+
+
+def _run(
+    model: Model,
+    target: _Target,
+    *,
+    threads: int,
+    direct: bool | None,
+    on_bytes: Callable[[int], None] | None,
+) -> ReadReport:
     with ExitStack() as stack:
         files = [_OpenFile(file, stack, direct=direct) for file in model.files]
         _Work(files, target, on_bytes).run(threads)
@@ -308,6 +324,18 @@ class _MemoryTarget:
         if not got:
             raise file.short()
         return list(_first(buffers, got))
+
+
+class _NoTarget:
+    """Nowhere: the bytes are only hashed."""
+
+    def zero(self, at: int, nbytes: int) -> None:
+        pass
+
+    def take(
+        self, file: _OpenFile, begin: int, end: int, bounce: memoryview
+    ) -> list[memoryview]:
+        return [_fill(file, begin, end, bounce)]
 
 
 def _first(buffers: list[memoryview], nbytes: int) -> Iterator[memoryview]:

@@ -16,7 +16,7 @@ from tensorcast_dask.dataplane import faults
 from tensorcast_dask.dataplane.files.layout import plan_write
 from tensorcast_dask.dataplane.files.model import Model, open_model
 from tensorcast_dask.dataplane.files.reading import ReadReport, read_into
-from tensorcast_dask.dataplane.files.saving import Saved, save
+from tensorcast_dask.dataplane.files.save import Saved, save
 from tensorcast_dask.exceptions import (
     CapacityError,
     CorruptFile,

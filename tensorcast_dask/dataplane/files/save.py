@@ -94,7 +94,9 @@ def save(
     ----------
     path : path
         A file; or a folder, which then holds `model.safetensors` or shards with
-        `model.safetensors.index.json`; or the path of such an index.
+        `model.safetensors.index.json`; or the path of such an index. What is not there is
+        a folder when it ends in a slash, or when `max_shard_bytes` is given and it does
+        not end in `.safetensors`.
     index : Index
         Of the segment.
     source : memoryview or int
@@ -122,7 +124,7 @@ def save(
         message = f"max_shard_bytes must be positive, not {max_shard_bytes}"
         raise InvalidArgument(message)
     shards = split(index, max_bytes=max_shard_bytes)
-    place = _place(path, several=len(shards) > 1)
+    place = _place(path, several=len(shards) > 1, sharding=max_shard_bytes is not None)
     about = {**_DEFAULT_METADATA, **(metadata or {})}
     segment = SegmentSource(source, source_offset, index.nbytes)
     with _folder(place):
@@ -158,15 +160,15 @@ class _Place:
         return self.folder / f"{self.stem}{INDEX_SUFFIX}"
 
 
-def _place(path: str | os.PathLike[str], *, several: bool) -> _Place:
+def _place(path: str | os.PathLike[str], *, several: bool, sharding: bool) -> _Place:
     target = resolve_target(path)
     with system_errors(path):
-        is_folder = target.is_dir()
+        is_folder = target.is_dir() or os.fspath(path).endswith(os.sep)
     if target.name.endswith(INDEX_SUFFIX):
         return _Place(
             target.parent, target.name.removesuffix(INDEX_SUFFIX), "", owns_folder=True
         )
-    if is_folder or (several and not target.name.endswith(SUFFIX)):
+    if is_folder or (sharding and not target.name.endswith(SUFFIX)):
         file = "" if several else f"{DEFAULT_STEM}{SUFFIX}"
         return _Place(target, DEFAULT_STEM, file, owns_folder=True)
     if several:
