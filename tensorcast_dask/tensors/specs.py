@@ -20,7 +20,8 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass
-from itertools import pairwise, repeat
+from itertools import accumulate, chain, pairwise, repeat
+from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -55,6 +56,7 @@ MAX_DIMS: Final = 64
 _MAX: Final = (1 << 63) - 1
 _FORMAT: Final = 1
 _MAX_UTF8_BYTES: Final = 4  # of one character
+_NAME: Final = attrgetter("name")
 
 
 def nbytes_of(dtype: DType, shape: Shape) -> int:
@@ -124,17 +126,13 @@ _ENCODER: Final = msgspec.msgpack.Encoder()
 _DECODER: Final = msgspec.msgpack.Decoder(_Wire)
 
 
-def _packed(sizes: Sequence[int]) -> tuple[list[int], int]:
+def _packed(sizes: Sequence[int]) -> tuple[tuple[int, ...], int]:
     """Offsets of entries one after the other, and where the last one ends."""
-    offsets: list[int] = []
-    append = offsets.append
-    end = 0
-    for size in sizes:
-        start = -(-end // ALIGN_BYTES) * ALIGN_BYTES
-        append(start)
-        end = start + size
-    # A zero-size entry may begin past the end of the last byte: the segment covers it.
-    return offsets, end
+    if not sizes:
+        return (), 0
+    rooms = [-(-size // ALIGN_BYTES) * ALIGN_BYTES for size in sizes]
+    offsets = tuple(accumulate(chain((0,), rooms[:-1])))
+    return offsets, offsets[-1] + sizes[-1]
 
 
 def _check_places(
@@ -249,7 +247,7 @@ class Index:
         nbytes: int | None = None,
     ) -> None:
         _check_names(names)
-        self._position = {name: at for at, name in enumerate(names)}
+        self._position = dict(zip(names, range(len(names)), strict=True))
         if len(self._position) != len(names):
             message = "a tensor name occurs twice"
             raise InvalidName(message)
@@ -275,21 +273,21 @@ class Index:
     def _place(self, offsets: Sequence[int] | None, nbytes: int | None) -> None:
         packed, packed_end = _packed(self.sizes)
         if offsets is None:
-            offsets = packed
+            self.offsets, end = packed, packed_end
         elif len(offsets) != len(self.sizes):
             message = "every entry needs one offset"
             raise InvalidArgument(message)
         else:
             _check_places(offsets, self.sizes, self.dtypes)
-        self.offsets = tuple(offsets)
-        end = max(map(int.__add__, self.offsets, self.sizes), default=0)
+            self.offsets = tuple(offsets)
+            end = max(map(int.__add__, self.offsets, self.sizes), default=0)
         self.nbytes = end if nbytes is None else nbytes
         if not end <= self.nbytes <= _MAX:
             message = (
                 f"a segment of {self.nbytes} bytes cannot hold entries up to byte {end}"
             )
             raise InvalidArgument(message)
-        self.packed = self.nbytes == packed_end and list(self.offsets) == packed
+        self.packed = self.nbytes == packed_end and self.offsets == packed
 
     @classmethod
     def of(cls, specs: Iterable[TensorSpec]) -> Index:
@@ -452,13 +450,6 @@ class Index:
 
 def _sizes(dtypes: Sequence[DType], shapes: Sequence[Shape]) -> tuple[int, ...]:
     """Bytes of each entry; a shape that occurs often is checked once."""
-    known: dict[tuple[str, Shape], int] = {}
-    sizes: list[int] = []
-    append = sizes.append
-    for dtype_, shape in zip(dtypes, shapes, strict=True):
-        key = (dtype_.name, shape)
-        size = known.get(key)
-        if size is None:
-            size = known[key] = nbytes_of(dtype(dtype_.name), shape)
-        append(size)
-    return tuple(sizes)
+    keys = list(zip(map(_NAME, dtypes), shapes, strict=True))
+    known = {key: nbytes_of(dtype(key[0]), key[1]) for key in dict.fromkeys(keys)}
+    return tuple(map(known.__getitem__, keys))

@@ -105,11 +105,21 @@ def describe(tensors: Mapping[str, object]) -> list[Source]:
     return sources
 
 
-def _ties(sources: Sequence[Source]) -> list[Hashable]:
-    """One key a source; equal keys are one tensor."""
+def _entry_of(sources: Sequence[Source]) -> list[int] | None:
+    """Entry of each source, tied ones alike; None when none are tied."""
     if all(source.alone for source in sources):
-        return [id(source.value) for source in sources]
-    return [source.backend.tie(source) for source in sources]
+        # Owners of their memory: one tensor only when they are one object.
+        starts = [id(source.value) for source in sources]
+    else:
+        # Cheap to ask for, and different for tensors that are not tied, but for views
+        # that begin alike and tensors without elements.
+        starts = [source.backend.extent(source)[0] for source in sources]
+    if len(set(starts)) == len(starts):
+        return None
+    entries: dict[Hashable, int] = {}
+    ties = [source.backend.tie(source) for source in sources]
+    entry_of = [entries.setdefault(tie, len(entries)) for tie in ties]
+    return entry_of if len(entries) < len(sources) else None
 
 
 def canonical(tensors: object) -> tuple[Index, list[Source]]:
@@ -138,13 +148,11 @@ def canonical(tensors: object) -> tuple[Index, list[Source]]:
             message = f"tensor names are text, not {type(name).__name__}"
             raise InvalidName(message)
     sources = describe(mapping)
-    entries: dict[Hashable, int] = {}
-    entry_of = [entries.setdefault(tie, len(entries)) for tie in _ties(sources)]
-    if len(entries) < len(sources):
-        first: dict[int, Source] = {}
-        for at, source in zip(entry_of, sources, strict=True):
-            first.setdefault(at, source)
-        sources = list(first.values())
+    entry_of = _entry_of(sources)
+    if entry_of is not None:
+        # Reversed, so that the first of the tied ones stays.
+        last = dict(zip(reversed(entry_of), reversed(sources), strict=True))
+        sources = [last[at] for at in range(len(last))]
     index = Index(
         list(mapping),
         [source.dtype for source in sources],

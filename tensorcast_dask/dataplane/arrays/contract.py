@@ -19,6 +19,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+import msgspec
+
+from tensorcast_dask.tensors.dtypes import DType
+from tensorcast_dask.tensors.specs import Shape
+
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
@@ -26,16 +31,12 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from typing_extensions import Buffer
 
-    from tensorcast_dask.tensors.dtypes import DType
-    from tensorcast_dask.tensors.specs import Shape
-
     Bytes = npt.NDArray[np.uint8]
 
 __all__ = ["ArrayBackend", "Places", "Source"]
 
 
-@dataclass(slots=True, eq=False)
-class Source:
+class Source(msgspec.Struct, eq=False, gc=False):  # no cycles lead through it
     """One tensor of a caller.
 
     Attributes
@@ -107,8 +108,12 @@ class ArrayBackend(Protocol):
         """
         ...
 
-    def write(self, source: Source, out: Bytes) -> None:
-        """Write the logical values as canonical bytes."""
+    def write(self, sources: Sequence[Source], out: Bytes) -> None:
+        """Write logical values as canonical bytes, one source after the other.
+
+        Several sources are flat, have one dtype and one shape of at least one dimension,
+        and fill `out` without gaps: one call for many small tensors.
+        """
         ...
 
     def make(self, buffer: Buffer, places: Places) -> list[object]:

@@ -3,8 +3,9 @@
 Rules:
 
 1. Everything is checked before the first byte moves.
-2. Big copies run without the GIL, cut evenly over `threads`; small ones run in the calling
-   thread and keep the GIL, so that ten thousand of them never hand it back and forth.
+2. Big copies run without the GIL, cut evenly over `threads`. Small tensors of one kind that
+   lie side by side go to their library in one call; other small ones are copied by the
+   calling thread, which keeps the GIL rather than hand it back and forth.
 3. When a call returns, or raises, no thread of it touches memory any more.
 4. Bytes of the segment that belong to no entry are zeroed: a recycled segment shows nothing
    of its former content, and equal tensors make equal segments.
@@ -22,7 +23,7 @@ from tensorcast_dask.dataplane.arrays.canonical import describe
 from tensorcast_dask.exceptions import InvalidArgument, Mismatch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from typing_extensions import Buffer
 
@@ -33,6 +34,7 @@ __all__ = ["copy_into", "copy_out", "zero_gaps"]
 
 _BIG_BYTES: Final = 1 << 20
 _PIECE_BYTES: Final = 16 << 20
+_FEW, _MANY = 8, 512  # tensors in one call of a library
 _MEMMOVE: Final = ctypes.cast(ctypes.memmove, ctypes.c_void_p).value or 0
 _SIGNATURE: Final = (None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 #: memmove without the GIL, and with it.
@@ -40,6 +42,7 @@ _move_big: Final = ctypes.CFUNCTYPE(*_SIGNATURE)(_MEMMOVE)
 _move_small: Final = ctypes.PYFUNCTYPE(*_SIGNATURE)(_MEMMOVE)
 
 Job = tuple["Callable[..., object]", tuple[object, ...]]
+Placed = tuple["Source", int, int]  # with offset and length
 
 
 def _bytes(buffer: Buffer | int, nbytes: int, *, writable: bool) -> Bytes:
@@ -140,36 +143,47 @@ def copy_into(
     _zero(out, index)
     base = _address(out)
     jobs: list[Job] = []
-    small: list[tuple[Source, int, int]] = []
+    small: list[Placed] = []
     for source, offset, nbytes in zip(sources, index.offsets, index.sizes, strict=True):
         if not nbytes:
             continue
         if not source.flat:
-            jobs.append((source.backend.write, (source, out[offset : offset + nbytes])))
+            jobs.append(
+                (source.backend.write, ([source], out[offset : offset + nbytes]))
+            )
         elif nbytes >= _BIG_BYTES:
             address = source.backend.extent(source)[0]
             jobs += _pieces(base + offset, address, nbytes, threads)
         else:
             small.append((source, offset, nbytes))
-    if small:
-        _copy_small(small, out, base)
+    for group in _side_by_side(small):
+        if len(group) < _FEW:
+            for source, offset, nbytes in group:
+                _move_small(base + offset, source.backend.extent(source)[0], nbytes)
+        else:
+            start, end = group[0][1], group[-1][1] + group[-1][2]
+            together = [source for source, _, _ in group]
+            jobs.append((group[0][0].backend.write, (together, out[start:end])))
     _run(jobs, threads=threads)
 
 
-def _copy_small(
-    small: Sequence[tuple[Source, int, int]], out: Bytes, base: int
-) -> None:
-    view = out.data
-    for source, offset, nbytes in small:
-        value = source.value
-        if source.address:
-            _move_small(base + offset, source.address, nbytes)
-        elif isinstance(value, np.ndarray):
-            # Half the price of asking numpy for the address.
-            data = value.reshape(-1).view(np.uint8)
-            view[offset : offset + nbytes] = data  # type: ignore[call-overload]  # a buffer
+def _side_by_side(small: Sequence[Placed]) -> Iterator[list[Placed]]:
+    """Group tensors of one kind that have no gap between them."""
+    group: list[Placed] = []
+    key: tuple[object, ...] = ()
+    end = -1
+    for placed in small:
+        source, offset, nbytes = placed
+        here = (source.backend, source.dtype.name, source.shape)
+        if offset == end and here == key and len(group) < _MANY and source.shape:
+            group.append(placed)
         else:
-            _move_small(base + offset, source.backend.extent(source)[0], nbytes)
+            if group:
+                yield group
+            group, key = [placed], here
+        end = offset + nbytes
+    if group:
+        yield group
 
 
 def _check_targets(index: Index, targets: Mapping[str, object]) -> list[Source]:

@@ -48,9 +48,11 @@ class RawTensor:
 @cache
 def default_framework() -> str:
     """Return "torch" where it can be imported, else "numpy"; imports neither."""
-    if "torch" in sys.modules or importlib.util.find_spec("torch") is not None:
-        return "torch"
-    return "numpy"
+    if "torch" in sys.modules:  # None there means that its import is barred
+        found: object | None = sys.modules["torch"]
+    else:
+        found = importlib.util.find_spec("torch")
+    return "numpy" if found is None else "torch"
 
 
 def materialise(
@@ -92,7 +94,7 @@ def materialise(
     wanted = _whole(index, names) if view is None else _viewed(index, names, view)
     if framework == "raw":
         return _raw(buffer, wanted)
-    backend = backend_named(framework or default_framework())
+    backend = backend_named(default_framework() if framework is None else framework)
     made = backend.make(buffer, wanted.places)
     if wanted.array_of is None:
         return dict(zip(wanted.names, made, strict=True))

@@ -11,8 +11,9 @@ Rules:
 
 from __future__ import annotations
 
+import ctypes
 import importlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -21,7 +22,7 @@ from tensorcast_dask.exceptions import UnsupportedDtype
 from tensorcast_dask.tensors.dtypes import DTYPES, DType
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Hashable, Sequence
 
     from typing_extensions import Buffer
 
@@ -33,6 +34,8 @@ __all__ = ["AnyArray", "NumpyBackend", "byte_strides", "numpy_dtype", "whole_buf
 AnyArray = np.ndarray[tuple[int, ...], np.dtype[np.generic]]
 
 _DTYPE_OF: dict[np.dtype[np.generic], DType] = {}
+_first_byte: Final = ctypes.c_char.from_buffer
+_address_of: Final = ctypes.addressof
 _NUMPY_OF: dict[str, np.dtype[np.generic]] = {}
 
 
@@ -83,6 +86,26 @@ def _our_dtype(name: str, found: np.dtype[np.generic]) -> DType:
     return known
 
 
+def _plain(name: str, value: object) -> AnyArray:
+    """Return a plain array for a scalar or an instance of a subclass."""
+    if isinstance(value, np.generic):
+        return np.asarray(value)
+    if isinstance(value, np.ma.MaskedArray) or not isinstance(value, np.ndarray):
+        message = f"tensor {name!r} is a {type(value).__name__}; give a plain array"
+        raise UnsupportedDtype(message)
+    return value.view(np.ndarray)
+
+
+def _address(array: AnyArray) -> int:
+    """Where a C-contiguous array begins."""
+    try:
+        # A quarter of the price of the next way, and not for every array: it wants a
+        # writable one, of a dtype that the buffer protocol knows.
+        return _address_of(_first_byte(array))  # type: ignore[arg-type]  # a buffer
+    except (TypeError, ValueError, BufferError):
+        return int(array.__array_interface__["data"][0])
+
+
 def _array(source: Source) -> AnyArray:
     value = source.value
     assert isinstance(value, np.ndarray), "arrays: a numpy source holds a numpy array"
@@ -96,19 +119,14 @@ class NumpyBackend:
 
     def describe(self, name: str, value: object) -> Source:
         """Describe an array or a numpy scalar."""
-        if isinstance(value, np.generic):
-            value = np.asarray(value)
-        if isinstance(value, np.ma.MaskedArray) or not isinstance(value, np.ndarray):
-            message = f"tensor {name!r} is a {type(value).__name__}; give a plain array"
-            raise UnsupportedDtype(message)
-        found = value.dtype
-        flags = value.flags
+        array = value if type(value) is np.ndarray else _plain(name, value)
+        found, flags = array.dtype, array.flags
         return Source(
             self,
-            value,
-            _our_dtype(name, found),
-            value.shape,
-            flat=flags.c_contiguous and found.isnative,
+            array,
+            _DTYPE_OF.get(found) or _our_dtype(name, found),
+            array.shape,
+            flags.c_contiguous and found.isnative,
             alone=flags.owndata,
         )
 
@@ -129,17 +147,27 @@ class NumpyBackend:
         if not array.size:
             return 0, 0
         if not source.flat:
-            low, high = np.lib.array_utils.byte_bounds(array)
-            return int(low), int(high)
+            start = array.__array_interface__["data"][0]
+            reach = [
+                (n - 1) * s for n, s in zip(array.shape, array.strides, strict=True)
+            ]
+            low = start + sum(step for step in reach if step < 0)
+            high = start + sum(step for step in reach if step > 0) + array.itemsize
+            return low, high
         if not source.address:
-            source.address = array.__array_interface__["data"][0]
+            source.address = _address(array)
         return source.address, source.address + array.nbytes
 
-    def write(self, source: Source, out: Bytes) -> None:
+    def write(self, sources: Sequence[Source], out: Bytes) -> None:
         """Write the logical values in C order and native byte order."""
-        array = _array(source).view(np.ndarray)
-        target = out.view(numpy_dtype(source.dtype)).reshape(source.shape)
-        np.copyto(target, array, casting="equiv")
+        first = sources[0]
+        target = out.view(numpy_dtype(first.dtype))
+        if len(sources) == 1:
+            array = _array(first).view(np.ndarray)
+            np.copyto(target.reshape(first.shape), array, casting="equiv")
+        else:
+            joined = target.reshape(-1, *first.shape[1:])
+            np.concatenate([_array(source) for source in sources], out=joined)
 
     def make(self, buffer: Buffer, places: Places) -> list[object]:
         """Arrays over the buffer; writable when it is."""

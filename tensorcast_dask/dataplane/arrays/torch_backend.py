@@ -28,7 +28,7 @@ from tensorcast_dask.exceptions import InvalidArgument, UnsupportedDtype
 from tensorcast_dask.tensors.dtypes import DTYPES, DType
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Hashable, Sequence
 
     from typing_extensions import Buffer
 
@@ -78,8 +78,6 @@ def _refuse(name: str, what: str) -> UnsupportedDtype:
 def _check_kind(name: str, value: torch.Tensor) -> None:
     if value.layout is not torch.strided or value.is_nested:
         raise _refuse(name, f"is nested or has layout {value.layout}")
-    if value.is_meta:
-        raise _refuse(name, "is on the meta device and has no values")
     if (
         type(value) not in _PLAIN
         and type(value).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
@@ -117,16 +115,13 @@ class TorchBackend:
         dtype = _DTYPE_OF.get(value.dtype)
         if dtype is None:
             raise _refuse(name, f"has torch dtype {value.dtype}")
-        flat = (
-            value.is_cpu
-            and value.is_contiguous()
-            and not value.is_neg()
-            and not value.is_conj()
-        )
+        if not value.is_cpu:
+            if value.is_meta:
+                raise _refuse(name, "is on the meta device and has no values")
+            return Source(self, value, dtype, tuple(value.shape), flat=False)
+        flat = value.is_contiguous() and not value.is_neg() and not value.is_conj()
         address = value.data_ptr() if flat else 0
-        return Source(
-            self, value, dtype, tuple(value.shape), flat=flat, address=address
-        )
+        return Source(self, value, dtype, tuple(value.shape), flat, address)
 
     def tie(self, source: Source) -> Hashable:
         """Compare by memory and by the way it is read."""
@@ -147,6 +142,8 @@ class TorchBackend:
     def extent(self, source: Source) -> tuple[int, int]:
         """Bounds of the touched host memory."""
         value = _tensor(source)
+        if source.flat:
+            return source.address, source.address + value.nbytes
         if not value.numel() or not value.is_cpu:
             return 0, 0
         last = sum(
@@ -155,15 +152,20 @@ class TorchBackend:
         start = value.data_ptr()
         return start, start + (last + 1) * source.dtype.itemsize
 
-    def write(self, source: Source, out: Bytes) -> None:
+    def write(self, sources: Sequence[Source], out: Bytes) -> None:
         """Write the logical values in C order."""
-        value = _tensor(source).detach()
+        first = sources[0]
+        value = _tensor(first).detach()
         if value.is_conj() or value.is_neg():
             _write_lazy(value, out)
+            return
+        target = torch.from_numpy(out.view(_CARRIER_OF[first.dtype.itemsize]))
+        if len(sources) == 1:
+            target.view(value.shape).copy_(_bits(value))
         else:
-            carrier = _CARRIER_OF[source.dtype.itemsize]
-            target = torch.from_numpy(out.view(carrier).reshape(source.shape))
-            target.copy_(_bits(value))
+            joined = target.view(value.dtype).view(-1, *value.shape[1:])
+            with torch.no_grad():
+                torch.cat([_tensor(source) for source in sources], out=joined)
 
     def make(self, buffer: Buffer, places: Places) -> list[object]:
         """Tensors over the buffer, which must be writable."""

@@ -95,7 +95,6 @@ REFUSED: list[object] = [
     np.zeros(2, "V4"),
     np.zeros(2, np.longdouble),
     np.zeros(2, np.clongdouble),
-    np.zeros(2, np.dtypes.StringDType()),
     np.ma.masked_array([1, 2], [True, False]),
     np.zeros(2, [("a", "f4")]).view(np.recarray),
 ]
