@@ -128,8 +128,8 @@ class Frame(Generic[T]):
     def take_fd(self) -> int:
         """Hand over the one descriptor that this frame must have brought."""
         if len(self.fds) != 1:
-            self.close()
             message = f"the peer sent {len(self.fds)} descriptors where one belongs"
+            self.close()
             raise WrongPeer(message)
         fd, self.fds = self.fds[0], ()
         return fd

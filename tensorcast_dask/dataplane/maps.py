@@ -22,6 +22,7 @@ import weakref
 from pathlib import Path
 from typing import Final
 
+from tensorcast_dask.dataplane.memory import flat
 from tensorcast_dask.exceptions import CapacityError
 
 __all__ = ["PrivateMap", "SharedMap", "WritableMap", "live_maps"]
@@ -126,14 +127,17 @@ class _Map:
         self._finalizer.atexit = False
 
     @property
-    def buffer(self) -> ctypes.Array[ctypes.c_ubyte]:
-        """The bytes, for `numpy.frombuffer`, `torch.frombuffer`, `memoryview`."""
-        return self._array
+    def buffer(self) -> memoryview:
+        """The bytes, writable as far as the map is, for `frombuffer` of an array library.
+
+        The map lives as long as anything that was made on it.
+        """
+        return flat(self._array)
 
     @property
     def view(self) -> memoryview:
-        """The bytes as a memoryview (writable as far as the map is)."""
-        return memoryview(self._array)
+        """The same as `buffer`."""
+        return flat(self._array)
 
     def populate(self, *, write: bool = False) -> bool:
         """Bring all pages in now, without the GIL; False where the kernel cannot."""

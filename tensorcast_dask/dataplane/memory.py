@@ -15,6 +15,7 @@ import os
 import struct
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pickle import PickleBuffer  # a view of raw bytes; nothing is pickled
 from typing import TYPE_CHECKING, Any, Final
 
 import xxhash
@@ -107,10 +108,10 @@ def address(buffer: Any, *, writable: bool = False) -> Iterator[tuple[int, int]]
 def flat(buffer: Any) -> memoryview:  # noqa: ANN401
     """View a contiguous buffer as single bytes."""
     view = memoryview(buffer)
-    if view.itemsize == 1 and view.ndim == 1:
-        # ctypes arrays have the format "<B", which cannot be cast and need not be.
+    if view.format == "B" and view.ndim == 1:
         return view
-    return view.cast("B")
+    # Not `cast("B")`, which refuses the "<B" of ctypes arrays and zeros in shapes.
+    return PickleBuffer(view).raw()
 
 
 _pools: dict[int, ThreadPoolExecutor] = {}
