@@ -646,6 +646,9 @@ class DoPull(Message, frozen=True, kw_only=True):
     deadline_s: float
     labels: dict[str, str] = {}
     published: bool = False
+    #: Under which generation the sources hold these bytes; 0 = the same. Another one when a
+    #: registration's present content is copied as a version of the cluster's own.
+    source_generation: Generation = Generation(0)
 
 
 class DoDrop(Message, frozen=True, kw_only=True):

@@ -1,17 +1,67 @@
-"""The catalog: one state machine, so that every answer is linearizable."""
+"""The catalog: one state machine, so that every answer is linearizable.
+
+It owns no rule of its own: it puts the parts together, hands each event to the part that
+it concerns, and sees to it that every request is answered. Parts know the parts that they
+were given, downwards only:
+
+    catalog > requests | links > reads | changes > imports > relocations > endings > sessions > creations > spreads
+            > moves > inventories > tasks | replicas > holders | pins > nodes | names > numbers
+            > operations > outcomes | stories | timers | outbox > records | events
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from tensorcast_dask.scheduler_plugin.state.changes import Changes
+from tensorcast_dask.scheduler_plugin.state.creations import Creations
+from tensorcast_dask.scheduler_plugin.state.endings import Endings
+from tensorcast_dask.scheduler_plugin.state.events import (
+    Asked,
+    CatalogSettings,
+    Event,
+    Instruction,
+    JournalBack,
+    Journaled,
+    JournalStalled,
+    NodeJoined,
+    NodeLinkLost,
+    NodeSaid,
+    Recovered,
+    SessionLost,
+    SessionOpened,
+    TimePassed,
+    WorkerGone,
+)
+from tensorcast_dask.scheduler_plugin.state.ground import Ground
+from tensorcast_dask.scheduler_plugin.state.holders import Holders
+from tensorcast_dask.scheduler_plugin.state.imports import Imports
+from tensorcast_dask.scheduler_plugin.state.inventories import Inventories
+from tensorcast_dask.scheduler_plugin.state.links import Links
+from tensorcast_dask.scheduler_plugin.state.moves import Moves
+from tensorcast_dask.scheduler_plugin.state.names import Names
+from tensorcast_dask.scheduler_plugin.state.nodes import Nodes
+from tensorcast_dask.scheduler_plugin.state.numbers import Numbers
+from tensorcast_dask.scheduler_plugin.state.operations import Operations
+from tensorcast_dask.scheduler_plugin.state.outbox import Outbox
+from tensorcast_dask.scheduler_plugin.state.outcomes import Outcomes
+from tensorcast_dask.scheduler_plugin.state.pins import Pins
+from tensorcast_dask.scheduler_plugin.state.reads import Reads
+from tensorcast_dask.scheduler_plugin.state.records import NodeRecord
+from tensorcast_dask.scheduler_plugin.state.recovery import recover
+from tensorcast_dask.scheduler_plugin.state.relocations import Relocations
+from tensorcast_dask.scheduler_plugin.state.replicas import Replicas
+from tensorcast_dask.scheduler_plugin.state.requests import Requests
+from tensorcast_dask.scheduler_plugin.state.sessions import Sessions
+from tensorcast_dask.scheduler_plugin.state.spreads import Spreads
+from tensorcast_dask.scheduler_plugin.state.stories import Stories
+from tensorcast_dask.scheduler_plugin.state.tasks import Tasks
+from tensorcast_dask.scheduler_plugin.state.timers import Timers
+from tensorcast_dask.tensors.ids import ClusterId, Epoch
+from tensorcast_dask.tensors.messages import (
+    Fact,
+    SessionOpen,
+)
 
-if TYPE_CHECKING:
-    from tensorcast_dask.scheduler_plugin.state.events import (
-        CatalogSettings,
-        Event,
-        Instruction,
-        Recovered,
-    )
-    from tensorcast_dask.tensors.ids import ClusterId, Epoch
+__all__ = ["Catalog"]
 
 
 class Catalog:
@@ -28,8 +78,194 @@ class Catalog:
     def __init__(self, settings: CatalogSettings, recovered: Recovered) -> None:
         self.settings = settings
         self.cluster: ClusterId = recovered.cluster
-        self.epoch: Epoch = recovered.epoch
+        self.outbox = Outbox(seq=recovered.seq)
+        self.timers = Timers()
+        self.stories = Stories(lines=settings.story_lines)
+        self.outcomes = Outcomes(per_session=settings.outcomes_per_session)
+        self.names = Names(Numbers(epoch=recovered.epoch, issued=recovered.issued))
+        self.operations = Operations(
+            self.outbox, self.timers, self.outcomes, keep=settings.finished_operations
+        )
+        self._build(settings, rebuilding=recovered.lost)
+        self.said = recovered.said
+        self._recovered: Recovered | None = recovered
+        self._wake_s: float | None = None
 
+    def _build(self, settings: CatalogSettings, *, rebuilding: bool) -> None:
+        outbox, timers, names = self.outbox, self.timers, self.names
+        self.nodes = Nodes(outbox, timers, lease_ttl_s=settings.lease_ttl_s)
+        self.pins = Pins(
+            outbox, timers, names, limit_fraction=settings.pin_limit_fraction
+        )
+        self.holders = Holders(outbox, self.nodes)
+        self.replicas = Replicas(outbox, names, self.holders, self.pins)
+        self.tasks = Tasks(outbox, names)
+        ground = self._ground = Ground(
+            outbox=outbox,
+            timers=timers,
+            stories=self.stories,
+            outcomes=self.outcomes,
+            names=names,
+            nodes=self.nodes,
+            holders=self.holders,
+            pins=self.pins,
+            replicas=self.replicas,
+            tasks=self.tasks,
+            operations=self.operations,
+        )
+        self.inventories = Inventories(ground, rebuilding=rebuilding)
+        self.moves = Moves(ground)
+        self.creations = Creations(ground, Spreads(ground, self.moves))
+        self.sessions = Sessions(
+            ground,
+            self.creations,
+            grace_s=settings.session_grace_s,
+            keep_s=settings.outcome_ttl_s,
+        )
+        self.endings = Endings(ground, self.inventories, self.moves, self.creations)
+        self.relocations = Relocations(ground, self.moves, self.endings)
+        self.imports = Imports(ground, self.creations)
+        self.changes = Changes(
+            ground, self.imports, deadline_s=settings.deadline_default_s
+        )
+        self.reads = Reads(ground, self.creations)
+        self.links = Links(ground, self.inventories, cluster=self.cluster)
+        self.requests = Requests(ground, self)
+        self.nodes.on_lapse = self._lapsed
+        self.pins.on_change = self.replicas.remark
+        self.inventories.on_announced = self.creations.announced
+
+    @property
+    def epoch(self) -> Epoch:
+        """The term of this catalog; goes up when a node has seen a higher one."""
+        return self.names.numbers.epoch
+
+    # ------------------------------------------------------------ events
     def handle(self, event: Event, *, now_s: float) -> list[Instruction]:
         """Absorb one event and say what must be done about it."""
-        raise NotImplementedError
+        self.outbox.now_s = now_s
+        if self._recovered is not None:
+            self._begin(self._recovered)
+        match event:
+            case Asked():
+                self.requests.asked(event)
+            case NodeSaid():
+                node = self.nodes.at_link(event.link)
+                if node is not None:
+                    self.links.said(node, event.message)
+            case Journaled():
+                self.outbox.stalled = ""
+                self.outbox.durable_to(event.seq)
+            case TimePassed():
+                pass
+            case _:
+                self._came_or_went(event)
+        self.timers.run_due(now_s)
+        return self.outbox.take(self._wake())
+
+    def _came_or_went(
+        self,
+        event: SessionOpened
+        | SessionLost
+        | NodeJoined
+        | NodeLinkLost
+        | WorkerGone
+        | JournalStalled
+        | JournalBack,
+    ) -> None:
+        match event:
+            case SessionOpened():
+                self._opened(event)
+            case SessionLost():
+                self.sessions.lost(event.session, event.connection)
+            case NodeJoined():
+                self.links.joined(event.link, event.hello)
+            case NodeLinkLost():
+                self.nodes.link_lost(event.link)
+            case WorkerGone():
+                self.nodes.worker_gone(event.address)
+            case JournalStalled():
+                self.outbox.stalled = event.why or "it cannot write"
+                self.outbox.log("error", f"the journal cannot write: {event.why}")
+            case JournalBack():
+                self.outbox.stalled = ""
+
+    def _wake(self) -> float | None:
+        next_s = self.timers.next_s()
+        if next_s is None or next_s == self._wake_s:
+            return None
+        self._wake_s = next_s
+        return next_s
+
+    def _begin(self, recovered: Recovered) -> None:
+        self._recovered = None
+        said = recover(recovered.rows, self._ground)
+        if said:
+            self.said = "; ".join(filter(None, [self.said, *said[:20]]))
+        for session in self.outcomes.sessions():
+            self.sessions.forget_later(session)
+        if self.said:
+            self.outbox.log("warning", f"recovery: {self.said}")
+        if self.names.versions:
+            until_s = self.outbox.now_s + self.settings.recovery_timeout_s
+            self.holders.awaited_until_s = until_s
+            self.timers.at(until_s, self.replicas.recovery_over)
+        self.outbox.emit(
+            "recovered_all",
+            versions=len(self.names.versions),
+            epoch=self.epoch,
+            said=self.said,
+        )
+
+    # ------------------------------------------------------------ sessions
+    def _opened(self, event: SessionOpened) -> None:
+        opening = event.opening
+        self.sessions.open(event.connection, opening)
+        settings = self.settings
+        greeting = SessionOpen(
+            cluster=self.cluster,
+            epoch=self.epoch,
+            token=settings.token,
+            nodes=tuple(state.card for state in self.nodes.states()),
+            chunk_bytes=settings.chunk_bytes,
+            small_bytes=settings.small_bytes,
+            deadline_default_s=settings.deadline_default_s,
+            tls=settings.tls,
+            recovery=self.said,
+        )
+        self.outbox.reply(opening.session, opening.rid, greeting)
+
+    # ------------------------------------------------------------ nodes
+    def _lapsed(self, node: NodeRecord) -> None:
+        self.creations.node_gone(node)
+        self.replicas.suspect(node)
+        self.tasks.lapsed(node)
+
+    # ------------------------------------------------------------ state
+    def debug_state(self) -> dict[str, Fact]:
+        """Count everything that must be back at its baseline when idle."""
+        sessions, answers = self.outcomes.counts()
+        return {
+            "cluster": self.cluster,
+            "epoch": self.epoch,
+            "seq": self.outbox.seq,
+            "durable": self.outbox.durable,
+            "stalled": self.outbox.stalled,
+            "held": self.outbox.waiting,
+            "artifacts": len(self.names.artifacts),
+            "versions": len(self.names.versions),
+            "aliases": len(self.names.aliases),
+            "views": len(self.names.views),
+            "creations": len(self.creations),
+            "replicas": sum(map(len, self.replicas.by_node.values())),
+            "nodes": sum(node.live for node in self.nodes.records.values()),
+            "nodes_known": len(self.nodes.records),
+            "sessions": len(self.sessions),
+            "pins": len(self.pins),
+            "tasks": len(self.tasks),
+            "moves": len(self.moves),
+            "endings": len(self.endings),
+            "operations": len(self.operations),
+            "outcome_sessions": sessions,
+            "outcomes": answers,
+        }

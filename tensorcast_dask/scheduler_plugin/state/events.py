@@ -100,7 +100,7 @@ class Row(_Value, frozen=True, kw_only=True):
 class Issued(_Value, frozen=True, kw_only=True):
     """A version number that is used up, for the version log."""
 
-    #: 16 bytes, `names.digest_of(id)`.
+    #: 16 bytes, `numbers.digest_of(id)`.
     digest: bytes
     version: int
 
@@ -111,7 +111,7 @@ class Recovered(_Value, frozen=True, kw_only=True):
     cluster: ClusterId
     epoch: Epoch
     rows: tuple[Row, ...] = ()
-    #: Highest number ever issued, by `names.digest_of(id)`.
+    #: Highest number ever issued, by `numbers.digest_of(id)`.
     issued: dict[bytes, int] = {}
     #: Last sequence number that is on disk; the catalog goes on from here.
     seq: int = 0
@@ -246,6 +246,8 @@ class Persist(_Value, frozen=True, kw_only=True):
     seq: int
     rows: tuple[Row, ...]
     issued: tuple[Issued, ...] = ()
+    #: Not 0: the head file says this epoch from here on (a node had seen a higher one).
+    epoch: int = 0
 
 
 class WakeAt(_Value, frozen=True, kw_only=True):

@@ -1,0 +1,379 @@
+"""Versions in the making: taken, filled, committed or given back.
+
+Rules:
+
+1. A creation belongs to a session and has a deadline. It is rolled back when it is
+   aborted or destroyed, when its session is gone, when its node is gone, and when its
+   time is up: whichever comes first. Then its name and number are free at once.
+2. It becomes a version in one step, when somebody has asked for the commit and the node
+   has announced the replica, in whatever order. Before that no look-up shows it.
+3. The commit is answered after the wanted copies are made and the journal has it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tensorcast_dask.exceptions import (
+    Gone,
+    Mismatch,
+    NotFound,
+    PeerLost,
+    TensorCastError,
+)
+from tensorcast_dask.scheduler_plugin.state.checks import (
+    check_count,
+    check_labels,
+    check_name,
+    check_seconds,
+    check_size,
+)
+from tensorcast_dask.scheduler_plugin.state.events import Row
+from tensorcast_dask.scheduler_plugin.state.ground import Ground
+from tensorcast_dask.scheduler_plugin.state.operations import (
+    Caller,
+    Operation,
+)
+from tensorcast_dask.scheduler_plugin.state.placement import place
+from tensorcast_dask.scheduler_plugin.state.records import (
+    NodeRecord,
+    SessionRecord,
+    VersionRecord,
+    info_of,
+    version_row,
+)
+from tensorcast_dask.scheduler_plugin.state.spreads import Spreads
+from tensorcast_dask.scheduler_plugin.state.timers import Timer
+from tensorcast_dask.tensors.ids import ArtifactId, Generation
+from tensorcast_dask.tensors.messages import (
+    AbortCreated,
+    CommitCreated,
+    Create,
+    Created,
+    KeepCreating,
+    Owner,
+    ReplicaRecord,
+    Tier,
+)
+
+__all__ = ["Creation", "Creations"]
+
+MAX_REPLICAS = 1000
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Creation:
+    """A version that does not exist yet."""
+
+    record: VersionRecord
+    #: None for one that the catalog itself makes.
+    session: SessionRecord | None
+    node: NodeRecord
+    until_s: float
+    timer: Timer | None = None
+    #: False: its node will say how large it is.
+    sized: bool = True
+    #: Tiers that the node has announced.
+    announced: tuple[Tier, ...] = ()
+    commits: list[Operation] = field(default_factory=list)
+
+
+class Creations:
+    """All creations under way."""
+
+    def __init__(self, ground: Ground, spreads: Spreads) -> None:
+        self._outbox = ground.outbox
+        self._timers = ground.timers
+        self._names = ground.names
+        self._nodes = ground.nodes
+        self._replicas = ground.replicas
+        self._holders = ground.holders
+        self._tasks = ground.tasks
+        self._spreads = spreads
+        self._operations = ground.operations
+        self._stories = ground.stories
+        self._open: dict[Generation, Creation] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    @property
+    def facts(self) -> tuple[tuple[ArtifactId, int, Generation, int], ...]:
+        """What is being created, for the tables."""
+        return tuple(
+            (one.record.id, one.record.version, generation, one.record.nbytes)
+            for generation, one in self._open.items()
+        )
+
+    # ------------------------------------------------------------ requests
+    def create(self, caller: Caller, session: SessionRecord, ask: Create) -> None:
+        """Take a name."""
+        check_name(ask.id)
+        check_size(ask.nbytes, what="the size of an artifact")
+        check_count(ask.tensors, least=0, most=1 << 40, what="the number of tensors")
+        check_count(ask.version, least=-1, most=1 << 62, what="version")
+        check_count(ask.replicas, least=1, most=MAX_REPLICAS, what="replicas")
+        check_labels(ask.labels)
+        ttl_s = check_seconds(ask.ttl_s, what="ttl_s")
+        self._make_way(ask.id, ask.version)
+        self._names.free_number(ask.id, ask.version)  # AlreadyExists before placement
+        node, why = place(
+            self._nodes,
+            ask.node,
+            nbytes=ask.nbytes,
+            host=ask.host or caller.host,
+            owner=ask.owner,
+        )
+        creation = self.begin(
+            VersionRecord(
+                id=ask.id,
+                version=self._names.free_number(ask.id, ask.version),
+                generation=self._names.numbers.mint(),
+                owner=ask.owner,
+                nbytes=ask.nbytes,
+                tensors=ask.tensors,
+                index_digest=ask.index_digest,
+                index=ask.index,
+                labels=ask.labels,
+                replicas=ask.replicas,
+            ),
+            session,
+            node,
+            ttl_s,
+        )
+        record = creation.record
+        self._stories.tell(
+            self._outbox.now_s,
+            (record.id, caller.rid),
+            "version {} created on {}: {}",
+            record.version,
+            node.label,
+            why,
+        )
+        # The name was free because of a destroy that may not be on disk yet.
+        after = self._outbox.pending(record.id)
+        created = Created(
+            version=record.version,
+            generation=record.generation,
+            node=node.card,
+            why=why,
+        )
+        self._operations.give(caller, created, after=after)
+
+    def commit(self, caller: Caller, ask: CommitCreated) -> None:
+        """Make the version exist."""
+        deadline_s = check_seconds(ask.deadline_s, what="deadline_s")
+        record = self._names.get(ask.generation)
+        if not record.creating:
+            info = info_of(record, lost=self._holders.is_lost(record))
+            self._operations.give(
+                caller, info, after=self._outbox.pending(record.generation)
+            )
+            return
+        creation = self._open[ask.generation]
+        operation = self._operations.open(caller, "put", record, deadline_s)
+        operation.node = creation.node.node
+        operation.leave = lambda: self._uncommit(creation, operation)
+        creation.commits.append(operation)
+        self._extend(creation, deadline_s)
+        self._try_commit(creation)
+
+    def _uncommit(self, creation: Creation, operation: Operation) -> None:
+        if operation in creation.commits:
+            creation.commits.remove(operation)
+
+    def abort(self, caller: Caller, ask: AbortCreated) -> None:
+        """Give the name back; what is no creation any more is left alone."""
+        creation = self._open.get(ask.generation)
+        if creation is not None:
+            self.roll_back(creation, why="its writer gave it up")
+        self._operations.give(caller, None)
+
+    def keep(self, caller: Caller, ask: KeepCreating) -> None:
+        """Take a sign of life."""
+        ttl_s = check_seconds(ask.ttl_s, what="ttl_s")
+        record = self._names.get(ask.generation)
+        if record.creating:
+            self._extend(self._open[ask.generation], ttl_s)
+        self._operations.give(caller, None)
+
+    # ------------------------------------------------------------ steps
+    def _make_way(self, name: ArtifactId, version: int) -> None:
+        """Free a name that only registrations of dead processes hold."""
+        artifact = self._names.artifacts.get(name)
+        if version != 0 or artifact is None:
+            return
+        records = list(artifact.versions.values())
+        if all(
+            one.owner is Owner.CALLER and self._holders.is_lost(one) for one in records
+        ):
+            for one in records:
+                self._replicas.erase(one)
+
+    def begin(
+        self,
+        record: VersionRecord,
+        session: SessionRecord | None,
+        node: NodeRecord,
+        ttl_s: float,
+    ) -> Creation:
+        """Enter a creation."""
+        creation = Creation(
+            record=record,
+            session=session,
+            node=node,
+            until_s=self._outbox.now_s + ttl_s,
+        )
+        self._names.add(record)
+        self._open[record.generation] = creation
+        if session is not None:
+            session.creations[record.generation] = None
+        node.promised_bytes += record.nbytes
+        creation.timer = self._timers.at(
+            creation.until_s, lambda: self._expire(creation)
+        )
+        return creation
+
+    def _extend(self, creation: Creation, ttl_s: float) -> None:
+        creation.until_s = max(creation.until_s, self._outbox.now_s + ttl_s)
+
+    def _expire(self, creation: Creation) -> None:
+        if self._outbox.now_s < creation.until_s:
+            creation.timer = self._timers.at(
+                creation.until_s, lambda: self._expire(creation)
+            )
+        else:
+            self.roll_back(creation, why="its writer gave no sign of life in time")
+
+    def announced(
+        self, record: VersionRecord, node: NodeRecord, one: ReplicaRecord
+    ) -> None:
+        """Take the news that a node has a replica of a creation."""
+        creation = self._open[record.generation]
+        if node is not creation.node:
+            return
+        if not creation.sized:
+            record.nbytes = one.nbytes
+        elif one.nbytes != record.nbytes:
+            message = (
+                f"node {node.label} holds {one.nbytes} bytes for version "
+                f"{record.version} of {record.id!r}, its writer said {record.nbytes}"
+            )
+            self.roll_back(creation, why="its size is another", error=Mismatch(message))
+            return
+        record.content_digest = one.content_digest
+        if one.tier not in creation.announced:
+            creation.announced = (*creation.announced, one.tier)
+        self._try_commit(creation)
+
+    def _try_commit(self, creation: Creation) -> None:
+        if creation.announced and creation.commits:
+            operations, creation.commits = creation.commits, []
+            self.make(creation)
+            for operation in operations:
+                operation.leave = None
+                self.answer(operation, creation.record)
+
+    def make(self, creation: Creation) -> None:
+        """Let the version exist from here on."""
+        record = creation.record
+        self._close(creation)
+        self._names.commit(record)
+        for tier in creation.announced or (Tier.HOST,):
+            self._replicas.add(record, creation.node, tier, write=False)
+        digest = self._names.numbers.used_up(record.id, record.version)
+        if digest is not None:
+            self._outbox.issue(digest, record.version)
+        key = str(record.generation)
+        self._outbox.persist(version_row(record), record.id, record.generation)
+        self._outbox.persist(Row(kind="index", key=key, blob=record.index))
+        self._stories.tell(
+            self._outbox.now_s, (record.id,), "version {} committed", record.version
+        )
+        self._outbox.emit(
+            "committed",
+            id=record.id,
+            version=record.version,
+            generation=record.generation,
+            nbytes=record.nbytes,
+            node=creation.node.node,
+        )
+
+    def answer(self, operation: Operation, record: VersionRecord) -> None:
+        """Answer once the wanted copies are made, or cannot be."""
+        if record.replicas <= 1:
+            info = info_of(record, lost=self._holders.is_lost(record))
+            self._operations.finish(operation, info, durable=True)
+            return
+
+        def made(shortfall: str) -> None:
+            if record.generation not in self._names.versions:
+                message = f"version {record.version} of {record.id!r} was destroyed"
+                self._operations.fail(operation, Gone(message))
+                return
+            if record.degraded != shortfall:
+                record.degraded = shortfall
+                self._outbox.persist(version_row(record), record.generation)
+            info = info_of(record, lost=self._holders.is_lost(record))
+            self._operations.finish(operation, info, durable=True)
+
+        spread = self._spreads.start(record, until_s=operation.until_s, then=made)
+        why = "the deadline passed while copies were made"
+        operation.on_deadline = lambda: self._spreads.stop(spread, why)
+
+    # ------------------------------------------------------------ ends
+    def roll_back(
+        self, creation: Creation, *, why: str, error: TensorCastError | None = None
+    ) -> None:
+        """Give the name back and have the bytes dropped."""
+        record = creation.record
+        if not record.creating or record.generation not in self._open:
+            return
+        self._close(creation)
+        self._names.remove(record)
+        self._tasks.drop(creation.node, record.generation, why=why, final=True)
+        self._stories.tell(
+            self._outbox.now_s,
+            (record.id,),
+            "creation of version {} rolled back: {}",
+            record.version,
+            why,
+        )
+        self._outbox.emit("rolled_back", id=record.id, version=record.version, why=why)
+        if error is None:
+            what = f"version {record.version} of {record.id!r}"
+            error = Gone(f"the creation of {what} was rolled back: {why}")
+        for operation in creation.commits:
+            self._operations.fail(operation, error)
+
+    def _close(self, creation: Creation) -> None:
+        del self._open[creation.record.generation]
+        if creation.timer is not None:
+            creation.timer.cancel()
+        if creation.session is not None:
+            creation.session.creations.pop(creation.record.generation, None)
+
+    def session_gone(self, session: SessionRecord) -> None:
+        """Roll back what a session that is over will not fill."""
+        for generation in list(session.creations):
+            self.roll_back(self._open[generation], why="its session is gone")
+
+    def node_gone(self, node: NodeRecord) -> None:
+        """Roll back what was being written at a node that is gone."""
+        for creation in [one for one in self._open.values() if one.node is node]:
+            message = f"node {node.label} is gone; put again"
+            self.roll_back(creation, why="its node is gone", error=PeerLost(message))
+
+    def find(self, generation: Generation) -> Creation:
+        """Find a creation.
+
+        Raises
+        ------
+        NotFound
+            When there is none.
+        """
+        creation = self._open.get(generation)
+        if creation is None:
+            message = f"generation {generation} is not being created"
+            raise NotFound(message)
+        return creation

@@ -1,0 +1,70 @@
+"""Generations and version numbers: what is given out once, ever.
+
+Rules:
+
+1. A generation is minted from the epoch of this life and a counter; a node that has seen
+   more raises them.
+2. A version number is used up when it is committed, and kept by the version log for ever.
+   A creation that was given back frees its number: nobody ever saw it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+from tensorcast_dask.tensors.ids import Epoch, Generation, generation_of
+
+__all__ = ["Numbers", "digest_of"]
+
+
+def digest_of(name: str) -> bytes:
+    """Make what the version log calls an id: 16 bytes."""
+    return hashlib.blake2b(name.encode(), digest_size=16).digest()
+
+
+class Numbers:
+    """What was given out.
+
+    Attributes
+    ----------
+    epoch : Epoch
+        The term of this catalog.
+    counter : int
+        Last generation minted in it.
+    """
+
+    def __init__(self, *, epoch: Epoch, issued: dict[bytes, int]) -> None:
+        self.epoch = epoch
+        self.counter = 0
+        self._issued = dict(issued)
+
+    def mint(self) -> Generation:
+        """Make a generation that was never used."""
+        self.counter += 1
+        return generation_of(self.epoch, self.counter)
+
+    def minted(self, generation: Generation) -> bool:
+        """Whether a generation could have been given out."""
+        return 0 < generation <= (self.epoch << 40 | self.counter)
+
+    def seen(self, epoch: Epoch, counter: int) -> bool:
+        """Take note of what a node has seen; True when the epoch had to go up."""
+        if epoch == self.epoch:
+            self.counter = max(self.counter, counter)
+        if epoch <= self.epoch:
+            return False
+        self.epoch = Epoch(epoch + 1)
+        self.counter = 0
+        return True
+
+    def issued(self, name: str) -> int:
+        """Tell the highest number that was ever used up for an id."""
+        return self._issued.get(digest_of(name), 0)
+
+    def used_up(self, name: str, version: int) -> bytes | None:
+        """Use a number up; the digest to log when that is news."""
+        digest = digest_of(name)
+        if self._issued.get(digest, 0) >= version:
+            return None
+        self._issued[digest] = version
+        return digest

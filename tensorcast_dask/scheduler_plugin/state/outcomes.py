@@ -1,0 +1,195 @@
+"""One request id, one change: the answers that were given, by session.
+
+Rules:
+
+1. A request id ends in a number that its session counts up. It is *running*, *answered*,
+   or below the session's floor (answered and forgotten).
+2. The same request again gets the first answer, another payload under its id Mismatch,
+   and one below the floor Unknown: it is never carried out twice.
+3. The floor is the highest of what the session has settled and what its ring let go.
+4. An answer goes to the journal with the rows of its change, in one of as many places as
+   the ring has: the newest in a place counts, so old ones need no taking away.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final, TypeAlias
+
+import msgspec
+
+from tensorcast_dask.scheduler_plugin.state.events import Row
+from tensorcast_dask.tensors import messages
+from tensorcast_dask.tensors.ids import RequestId, SessionId
+from tensorcast_dask.tensors.messages import Fault, Wire
+
+__all__ = ["OutcomeRow", "Outcomes", "Standing", "Value", "number_of"]
+
+Value: TypeAlias = Wire | Fault | None
+
+
+class Standing(StrEnum):
+    """How a request id stands."""
+
+    NEW = "new"
+    RUNNING = "running"
+    ANSWERED = "answered"
+    FORGOTTEN = "forgotten"
+    OTHER = "other"  # another payload under a known id
+
+
+class OutcomeRow(msgspec.Struct, array_like=True, frozen=True):
+    """An answer in the journal."""
+
+    session: SessionId = SessionId("")
+    rid: RequestId = RequestId("")
+    digest: bytes = b""
+    kind: str = ""  # class of the value, "" for the empty answer
+    value: bytes = b""
+
+
+_ANSWERS: Final = {
+    kind.__name__: kind
+    for kind in (
+        messages.ArtifactInfo,
+        messages.Created,
+        messages.Moved,
+        messages.Destroyed,
+        messages.Pinned,
+        messages.AliasState,
+        messages.Drained,
+    )
+}
+
+
+def number_of(rid: RequestId) -> int:
+    """Find the number at the end of a request id; 0 when there is none."""
+    digits = len(rid) - len(rid.rstrip("0123456789"))
+    return int(rid[-min(digits, 18) :]) if digits else 0
+
+
+@dataclass(slots=True)
+class _Ring:
+    """Answers of one session."""
+
+    floor: int = 0
+    #: By request id in order of arrival: (digest, answered, value).
+    known: dict[RequestId, tuple[bytes, bool, Value]] = field(default_factory=dict)
+    #: Places in the journal that hold a row.
+    places: dict[int, None] = field(default_factory=dict)
+
+
+class Outcomes:
+    """What was asked and answered.
+
+    Parameters
+    ----------
+    per_session : int
+        Answers kept of one session.
+    """
+
+    def __init__(self, *, per_session: int) -> None:
+        self._per_session = per_session
+        self._rings: dict[SessionId, _Ring] = {}
+
+    @staticmethod
+    def digest_of(request: Wire) -> bytes:
+        """Make what tells two payloads apart."""
+        return hashlib.blake2b(messages.encode(request), digest_size=8).digest()
+
+    def look(
+        self, session: SessionId, rid: RequestId, digest: bytes
+    ) -> tuple[Standing, Value]:
+        """How a request stands; a new one is running from now on."""
+        ring = self._rings.get(session)
+        if ring is None:
+            ring = self._rings[session] = _Ring()
+        known = ring.known.get(rid)
+        if known is None:
+            number = number_of(rid)
+            if 0 < number <= ring.floor:
+                return Standing.FORGOTTEN, None
+            ring.known[rid] = (digest, False, None)
+            return Standing.NEW, None
+        if known[0] != digest:
+            return Standing.OTHER, None
+        return (Standing.ANSWERED if known[1] else Standing.RUNNING), known[2]
+
+    def answered(
+        self, session: SessionId, rid: RequestId, value: Value, *, durable: bool
+    ) -> Row | None:
+        """Note an answer; the row for the journal when it has to be durable."""
+        ring = self._rings.get(session)
+        if ring is None or rid not in ring.known:
+            return None
+        digest = ring.known[rid][0]
+        ring.known[rid] = (digest, True, value)
+        self._trim(ring)
+        if not durable:
+            return None
+        place = number_of(rid) % self._per_session
+        ring.places[place] = None
+        row = OutcomeRow(
+            session,
+            rid,
+            digest,
+            "" if value is None else type(value).__name__,
+            b"" if value is None else messages.encode(value),
+        )
+        blob = msgspec.msgpack.encode(row)
+        return Row(kind="outcome", key=f"{session}|{place}", blob=blob)
+
+    def unasked(self, session: SessionId, rid: RequestId) -> None:
+        """Forget a request that was refused for now, so that it may be asked again."""
+        ring = self._rings.get(session)
+        if ring is not None:
+            ring.known.pop(rid, None)
+
+    def settle(self, session: SessionId, below: int) -> None:
+        """Forget what a session has said it needs no more."""
+        ring = self._rings.setdefault(session, _Ring())
+        ring.floor = max(ring.floor, below - 1)
+        for rid in [rid for rid in ring.known if 0 < number_of(rid) <= ring.floor]:
+            del ring.known[rid]
+
+    def _trim(self, ring: _Ring) -> None:
+        while len(ring.known) > self._per_session:
+            rid = next(iter(ring.known))
+            if not ring.known[rid][1]:
+                # A request that runs for long; it moves behind so that others can go.
+                ring.known[rid] = ring.known.pop(rid)
+                if not any(known[1] for known in ring.known.values()):
+                    return
+                continue
+            del ring.known[rid]
+            ring.floor = max(ring.floor, number_of(rid))
+
+    def forget(self, session: SessionId) -> list[Row]:
+        """Forget a session that is over; returns the rows that say so."""
+        ring = self._rings.pop(session, None)
+        if ring is None:
+            return []
+        return [
+            Row(kind="outcome", key=f"{session}|{place}", blob=None)
+            for place in ring.places
+        ]
+
+    def recover(self, row: OutcomeRow) -> None:
+        """Take an answer from the journal."""
+        ring = self._rings.setdefault(row.session, _Ring())
+        kind = _ANSWERS.get(row.kind)
+        value = None if kind is None else messages.decode(row.value, kind)
+        ring.known[row.rid] = (row.digest, True, value)
+        number = number_of(row.rid)
+        ring.floor = max(ring.floor, number - self._per_session)
+        ring.places[number % self._per_session] = None
+
+    def sessions(self) -> tuple[SessionId, ...]:
+        """Sessions with answers."""
+        return tuple(self._rings)
+
+    def counts(self) -> tuple[int, int]:
+        """How many sessions, and how many answers of theirs."""
+        return len(self._rings), sum(len(one.known) for one in self._rings.values())

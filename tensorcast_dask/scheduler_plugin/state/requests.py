@@ -1,0 +1,287 @@
+"""What sessions ask: each request to the part that it concerns, each answered.
+
+Rules:
+
+1. A question is answered from memory and carried out again when it is asked again. A
+   change is looked up by its request id first (`Outcomes`).
+2. While the journal cannot write, changes are refused at once, but for those that need no
+   word of it.
+3. A refusal shows the state of a name, so it waits for the journal like any answer.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Protocol
+
+import msgspec
+
+from tensorcast_dask.exceptions import (
+    CatalogUnavailable,
+    Mismatch,
+    StaleOwner,
+    TensorCastError,
+    Unimplemented,
+    Unknown,
+)
+from tensorcast_dask.scheduler_plugin.state.changes import Changes
+from tensorcast_dask.scheduler_plugin.state.creations import Creations
+from tensorcast_dask.scheduler_plugin.state.endings import Endings
+from tensorcast_dask.scheduler_plugin.state.events import (
+    Asked,
+)
+from tensorcast_dask.scheduler_plugin.state.ground import Ground
+from tensorcast_dask.scheduler_plugin.state.imports import Imports
+from tensorcast_dask.scheduler_plugin.state.operations import Caller
+from tensorcast_dask.scheduler_plugin.state.outcomes import Standing
+from tensorcast_dask.scheduler_plugin.state.reads import Reads
+from tensorcast_dask.scheduler_plugin.state.records import SessionRecord
+from tensorcast_dask.scheduler_plugin.state.relocations import Relocations
+from tensorcast_dask.scheduler_plugin.state.sessions import Sessions
+from tensorcast_dask.tensors.messages import (
+    AbortCreated,
+    CancelAsked,
+    CatalogStateAsked,
+    CloseSession,
+    CommitCreated,
+    Create,
+    Describe,
+    Destroy,
+    DrainNode,
+    Ensure,
+    ExplainAsked,
+    Fact,
+    Fault,
+    KeepCreating,
+    ListArtifacts,
+    LoadFile,
+    Locate,
+    Migrate,
+    NodesAsked,
+    OpenSession,
+    OperationAsked,
+    Pin,
+    Publish,
+    Query,
+    RegisterView,
+    Release,
+    Resolve,
+    SaveFile,
+    SessionRequest,
+    SetAlias,
+    StateJson,
+    Unpin,
+)
+
+#: Answered from memory, never recorded.
+_QUESTIONS: Final = (
+    Resolve,
+    Locate,
+    Describe,
+    ListArtifacts,
+    NodesAsked,
+    ExplainAsked,
+    Query,
+    OperationAsked,
+    CatalogStateAsked,
+    CancelAsked,
+    CloseSession,
+    OpenSession,
+)
+#: Changes that need no word of the journal: they go on while it is away.
+_LASTING_NOTHING: Final = (Ensure, AbortCreated, KeepCreating, SaveFile)
+
+
+__all__ = ["Parts", "Requests"]
+
+
+class Parts(Protocol):
+    """Who carries requests out."""
+
+    sessions: Sessions
+    reads: Reads
+    creations: Creations
+    changes: Changes
+    endings: Endings
+    relocations: Relocations
+    imports: Imports
+
+    def debug_state(self) -> dict[str, Fact]:
+        """Count everything that must be back at its baseline when idle."""
+
+
+class Requests:
+    """The talk with sessions."""
+
+    def __init__(self, ground: Ground, parts: Parts) -> None:
+        self._outbox = ground.outbox
+        self._outcomes = ground.outcomes
+        self._operations = ground.operations
+        self._parts = parts
+
+    def asked(self, event: Asked) -> None:
+        """Answer a request, now or later."""
+        request = event.request
+        session = self._parts.sessions.get(event.session)
+        if session is None or session.connection != event.connection:
+            message = "this session is not open here; open it again"
+            fault = Fault.of(StaleOwner(message))
+            self._outbox.reply(event.session, request.rid, fault)
+            return
+        caller = Caller(event.session, request.rid, session.host)
+        question = isinstance(request, _QUESTIONS)
+        try:
+            if question:
+                self._question(caller, session, request)
+            elif self._is_new(caller, request):
+                self._change(caller, session, request)
+        except TensorCastError as error:
+            if question:
+                self._outbox.reply(caller.session, caller.rid, Fault.of(error))
+            else:
+                self._operations.refuse(caller, error, after=self._seen(request))
+
+    def _seen(self, request: SessionRequest) -> int:
+        """Find what a refusal shows: the state of the name that it speaks of."""
+        match request:
+            case Create() | LoadFile() | RegisterView() | Destroy():
+                return self._outbox.pending(request.id)
+            case SetAlias():
+                return self._outbox.pending(request.name)
+            case (
+                Publish()
+                | Ensure()
+                | Migrate()
+                | Release()
+                | Pin()
+                | SaveFile()
+                | CommitCreated()
+            ):
+                return self._outbox.pending(request.generation)
+            case _:
+                return 0
+
+    def _is_new(self, caller: Caller, request: SessionRequest) -> bool:
+        """Whether a change has to be carried out; repeats are answered here.
+
+        Raises
+        ------
+        CatalogUnavailable, Mismatch, Unknown
+            When it is refused; the first answer stands.
+        """
+        digest = self._outcomes.digest_of(request)
+        standing, value = self._outcomes.look(caller.session, caller.rid, digest)
+        match standing:
+            case Standing.NEW:
+                stalled = self._outbox.stalled
+                if stalled and not isinstance(request, _LASTING_NOTHING):
+                    message = (
+                        f"the journal cannot write ({stalled}), so nothing can be "
+                        "changed; try again when it is back"
+                    )
+                    raise CatalogUnavailable(message)
+                return True
+            case Standing.ANSWERED:
+                self._outbox.reply(
+                    caller.session, caller.rid, value, after=self._outbox.seq
+                )
+            case Standing.RUNNING:
+                pass
+            case Standing.OTHER:
+                message = f"request {caller.rid!r} was used for another call"
+                self._outbox.reply(
+                    caller.session, caller.rid, Fault.of(Mismatch(message))
+                )
+            case Standing.FORGOTTEN:
+                message = (
+                    f"request {caller.rid!r} was answered long ago; look at the state "
+                    "before you ask for the change again"
+                )
+                self._outbox.reply(
+                    caller.session, caller.rid, Fault.of(Unknown(message))
+                )
+        return False
+
+    def _question(
+        self, caller: Caller, session: SessionRecord, request: SessionRequest
+    ) -> None:
+        match request:
+            case Resolve():
+                self._parts.reads.resolve(caller, request)
+            case Locate():
+                self._parts.reads.locate(caller, request)
+            case Describe():
+                self._parts.reads.describe(caller, request)
+            case ListArtifacts():
+                self._parts.reads.list_artifacts(caller, request)
+            case NodesAsked():
+                self._parts.reads.nodes(caller, request)
+            case Query():
+                self._parts.reads.query(caller, request)
+            case ExplainAsked():
+                self._parts.reads.explain(caller, request)
+            case _:
+                self._of_session(caller, session, request)
+
+    def _of_session(
+        self, caller: Caller, session: SessionRecord, request: SessionRequest
+    ) -> None:
+        match request:
+            case OperationAsked():
+                self._parts.reads.operation(caller, request)
+            case CancelAsked():
+                self._operations.cancel(request.asked)
+                self._outbox.reply(caller.session, caller.rid, None)
+            case CatalogStateAsked():
+                state = StateJson(json=msgspec.json.encode(self._parts.debug_state()))
+                self._outbox.reply(caller.session, caller.rid, state)
+            case CloseSession():
+                self._outbox.reply(caller.session, caller.rid, None)
+                self._parts.sessions.close(session)
+            case _:
+                message = "a session is opened once, by its first message"
+                raise Mismatch(message)
+
+    def _change(
+        self, caller: Caller, session: SessionRecord, request: SessionRequest
+    ) -> None:
+        match request:
+            case Create():
+                self._parts.creations.create(caller, session, request)
+            case CommitCreated():
+                self._parts.creations.commit(caller, request)
+            case AbortCreated():
+                self._parts.creations.abort(caller, request)
+            case KeepCreating():
+                self._parts.creations.keep(caller, request)
+            case Publish():
+                self._parts.changes.publish(caller, request)
+            case Destroy():
+                self._parts.endings.destroy(caller, request)
+            case Release():
+                self._parts.endings.release(caller, request)
+            case _:
+                self._other_change(caller, request)
+
+    def _other_change(self, caller: Caller, request: SessionRequest) -> None:
+        match request:
+            case Ensure():
+                self._parts.relocations.ensure(caller, request)
+            case Migrate():
+                self._parts.relocations.migrate(caller, request)
+            case DrainNode():
+                self._parts.relocations.drain(caller, request)
+            case LoadFile():
+                self._parts.imports.load(caller, request)
+            case SaveFile():
+                self._parts.imports.save(caller, request)
+            case Pin():
+                self._parts.changes.pin(caller, request)
+            case Unpin():
+                self._parts.changes.unpin(caller, request)
+            case SetAlias():
+                self._parts.changes.alias(caller, request)
+            case RegisterView():
+                self._parts.changes.view(caller, request)
+            case _:
+                message = f"the catalog does not offer {type(request).__name__}"
+                raise Unimplemented(message)

@@ -1,0 +1,154 @@
+"""Orders to nodes, each with a number, each ended exactly once.
+
+Rules:
+
+1. A number is never used twice, also over restarts: it carries the epoch.
+2. An order ends by its `TaskDone`, or when its node's lease lapses (PeerLost), whichever
+   is first; later news of it is thanked for and ignored.
+3. A node that comes back gets its open orders again, under the same numbers: a node takes
+   a number once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from tensorcast_dask.scheduler_plugin.state.names import Names
+from tensorcast_dask.scheduler_plugin.state.outbox import Outbox
+from tensorcast_dask.scheduler_plugin.state.records import NodeRecord
+from tensorcast_dask.tensors.ids import Generation, NodeId
+from tensorcast_dask.tensors.messages import (
+    DoCancel,
+    DoDrop,
+    DoLoad,
+    DoPull,
+    DoSave,
+    Fault,
+    TaskDone,
+    TaskProgress,
+    TaskSeen,
+    Tier,
+)
+
+__all__ = ["Order", "Task", "Tasks"]
+
+Order: TypeAlias = DoPull | DoDrop | DoLoad | DoSave
+Ended: TypeAlias = Callable[[TaskDone], None]
+
+
+@dataclass(slots=True, kw_only=True)
+class Task:
+    """One order."""
+
+    number: int
+    node: NodeId
+    order: Order
+    on_end: Ended
+    started_s: float
+    done_bytes: int = 0
+    total_bytes: int = 0
+
+
+class Tasks:
+    """The open orders."""
+
+    def __init__(self, outbox: Outbox, names: Names) -> None:
+        self._outbox = outbox
+        self._names = names
+        self._count = 0
+        self._open: dict[int, Task] = {}
+        self._by_node: dict[NodeId, dict[int, Task]] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def start(
+        self, node: NodeRecord, make: Callable[[int], Order], on_end: Ended
+    ) -> Task:
+        """Give an order to a live node."""
+        self._count += 1
+        number = self._names.numbers.epoch << 40 | self._count
+        task = Task(
+            number=number,
+            node=node.node,
+            order=make(number),
+            on_end=on_end,
+            started_s=self._outbox.now_s,
+        )
+        self._open[number] = task
+        self._by_node.setdefault(node.node, {})[number] = task
+        self._outbox.send(node.link, task.order)
+        return task
+
+    def drop(
+        self,
+        node: NodeRecord,
+        generation: Generation,
+        *,
+        why: str,
+        final: bool = False,
+        tier: Tier | None = None,
+        on_end: Ended | None = None,
+    ) -> None:
+        """Order a node to drop a replica; a node without a lease needs no order."""
+        if not node.live:
+            if on_end is not None:
+                on_end(TaskDone(task=0))
+            return
+
+        def make(number: int) -> DoDrop:
+            return DoDrop(
+                task=number, generation=generation, tier=tier, final=final, why=why
+            )
+
+        self.start(node, make, on_end if on_end is not None else _ignore)
+
+    def progress(self, node: NodeRecord, message: TaskProgress) -> None:
+        """Take note of how far an order is."""
+        task = self._open.get(message.task)
+        if task is not None and task.node == node.node:
+            task.done_bytes = message.done_bytes
+            task.total_bytes = message.total_bytes
+
+    def done(self, node: NodeRecord, message: TaskDone) -> None:
+        """End an order; thank the node in any case."""
+        self._outbox.send(node.link, TaskSeen(task=message.task))
+        task = self._open.get(message.task)
+        if task is not None and task.node == node.node:
+            self._close(task)
+            task.on_end(message)
+
+    def cancel(self, task: Task, node: NodeRecord | None) -> None:
+        """Nobody wants it any more: it ends now, and the node is told."""
+        if task.number in self._open:
+            self._close(task)
+            if node is not None:
+                self._outbox.send(node.link, DoCancel(task=task.number))
+
+    def again(self, node: NodeRecord) -> None:
+        """Repeat the open orders of a node that is back."""
+        for task in self._by_node.get(node.node, {}).values():
+            self._outbox.send(node.link, task.order)
+
+    def lapsed(self, node: NodeRecord) -> None:
+        """End the orders of a node whose lease is over."""
+        for task in list(self._by_node.get(node.node, {}).values()):
+            self._close(task)
+            message = f"node {node.label} is gone: its lease has lapsed"
+            fault = Fault(
+                kind="PeerLost", message=message, data={"node": str(node.node)}
+            )
+            task.on_end(TaskDone(task=task.number, fault=fault))
+
+    def _close(self, task: Task) -> None:
+        del self._open[task.number]
+        of_node = self._by_node[task.node]
+        del of_node[task.number]
+        if not of_node:
+            del self._by_node[task.node]
+
+
+def _ignore(done: TaskDone) -> None:
+    """Nobody waits for the end of this order."""
