@@ -27,6 +27,7 @@ import os
 import secrets
 import ssl
 import struct
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from tensorcast_dask.dataplane.hosts import peer_credentials
@@ -239,8 +240,9 @@ def check_uid(sock: socket.socket, *, allow_uids: Collection[int] = ()) -> int:
 
 
 # ------------------------------------------------------------------ TLS
+@lru_cache(maxsize=4)
 def client_tls(files: TlsFiles) -> ssl.SSLContext:
-    """Make the context of an opening side."""
+    """Make the context of an opening side; the same one for the same files."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     return _load(context, files)

@@ -490,6 +490,7 @@ def _dial(card: NodeCard, credentials: Credentials, until_s: float) -> socket.so
     if card.tls and credentials.tls is None:
         message = f"{_name(card)} wants TLS and there are no certificates here"
         raise InvalidArgument(message)
+    tls = client_tls(credentials.tls) if credentials.tls else None
     with _unreachable(card):
         sock = socket.create_connection(
             (card.data_host, card.data_port),
@@ -499,10 +500,8 @@ def _dial(card: NodeCard, credentials: Credentials, until_s: float) -> socket.so
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if credentials.congestion:
             set_congestion(sock, credentials.congestion)
-        if credentials.tls is None:
-            return sock
         with _unreachable(card):
-            return client_tls(credentials.tls).wrap_socket(sock)
+            return tls.wrap_socket(sock) if tls else sock
     except TensorCastError:
         sock.close()
         raise

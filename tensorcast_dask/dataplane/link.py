@@ -236,6 +236,7 @@ class Link:
         return True
 
     def _connect(self, target: LinkTarget) -> FrameStream:
+        tls = client_tls(target.tls) if target.tls else None
         try:
             sock = socket.create_connection(
                 (target.host, target.port), timeout=_CONNECT_S
@@ -247,8 +248,8 @@ class Link:
             )
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, int(_SILENCE_S))
-            if target.tls is not None:
-                sock = client_tls(target.tls).wrap_socket(sock)
+            if tls is not None:
+                sock = tls.wrap_socket(sock)
         except OSError as error:
             message = f"the scheduler plugin at {target.host}:{target.port} does not answer ({error})"
             raise CatalogUnavailable(message) from error

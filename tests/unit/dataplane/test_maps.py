@@ -258,8 +258,6 @@ def test_maps_are_refused_before_the_kernels_limit(file: MemoryFile) -> None:
         pytest.skip("this machine allows too many maps to try")
     held: list[PrivateMap] = []
 
-    held: list[PrivateMap] = []
-
     def fill() -> None:
         while len(held) < limit:
             held.append(PrivateMap(file.read_description(), NBYTES))
@@ -269,6 +267,6 @@ def test_maps_are_refused_before_the_kernels_limit(file: MemoryFile) -> None:
     assert len(held) < limit
     # What the process needs for itself still works.
     assert len(bytearray(64 << 20)) == 64 << 20
-    del held
+    held.clear()
     gc.collect()
     assert maps.live_maps() < 10
