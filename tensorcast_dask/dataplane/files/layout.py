@@ -337,8 +337,8 @@ def plan_read(
     except InvalidArgument as error:
         _refuse(where, error.message)
     except RequestError as error:
-        msg = f"{where}: {error.message}"
-        raise type(error)(msg, error.data) from error
+        message = f"{where}: {error.message}"
+        raise type(error)(message, error.data) from error
     return index, _pieces(headers, index)
 
 

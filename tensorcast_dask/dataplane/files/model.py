@@ -158,28 +158,30 @@ def open_model(path: str | os.PathLike[str], *, check_total: bool = True) -> Mod
     InvalidName, UnsupportedDtype
         For a tensor that no artifact can hold; it is named.
     """
+    missing: NotFound | None = None
     for _ in range(_ATTEMPTS):
         found = _locate(path)
-        if not found.name.endswith(INDEX_SUFFIX):
-            return _open(os.fspath(path), [found], None)
-        index = read_shard_index(found)
-        shards = [
-            found.parent / name for name in sorted(set(index.weight_map.values()))
-        ]
         try:
-            return _open(
-                os.fspath(path), shards, index if check_total else index.untotalled()
-            )
-        except NotFound as error:
-            if not _replaced(found, index):
-                _refuse(
-                    os.fspath(found),
-                    f"it promises a file that is missing ({error.message})",
-                )
-    message = (
-        f"{os.fspath(path)} is saved again and again while it is opened; try later"
-    )
-    raise NotFound(message)
+            return _open_at(os.fspath(path), found, check_total=check_total)
+        except NotFound as error:  # what stood there has been replaced since
+            missing = error
+    assert missing is not None, "model: only NotFound goes round again"
+    raise missing
+
+
+def _open_at(path: str, found: Path, *, check_total: bool) -> Model:
+    if not found.name.endswith(INDEX_SUFFIX):
+        return _open(path, [found], None)
+    index = read_shard_index(found)
+    shards = [found.parent / name for name in sorted(set(index.weight_map.values()))]
+    try:
+        return _open(path, shards, index if check_total else index.untotalled())
+    except NotFound as error:
+        if _replaced(found, index):
+            raise
+        _refuse(
+            os.fspath(found), f"it promises a file that is missing ({error.message})"
+        )
 
 
 def _locate(path: str | os.PathLike[str]) -> Path:

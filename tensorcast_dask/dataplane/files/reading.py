@@ -161,6 +161,9 @@ class _OpenFile:
                 fd = os.open(f"/proc/self/fd/{file.fd}", flags)
                 stack.callback(os.close, fd)
                 self.direct_fd = fd
+        if self.direct_fd is None:
+            with suppress(OSError):
+                os.posix_fadvise(file.fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
 
     @property
     def identical(self) -> bool:

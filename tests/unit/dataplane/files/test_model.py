@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -282,6 +283,30 @@ def test_what_an_interrupted_cleaning_leaves_is_cleaned_by_the_next_save(
     put(folder, last, after)
     assert get(folder) == last
     assert len(names(folder)) == (1 if after is None else 4)
+
+
+def test_a_reader_beside_a_saver_always_opens_one_whole_version(tmp_path: Path) -> None:
+    versions = [sample(THREE, seed=seed) for seed in range(3)]
+    kinds = [500, None, 500, 500, None, None, 1]
+    folder = tmp_path / "m"
+    folder.mkdir()
+    put(folder, versions[0], 500)
+    ended = threading.Event()
+
+    def keep_saving() -> None:
+        for n in range(60):
+            put(folder, versions[n % 3], kinds[n % len(kinds)])
+        ended.set()
+
+    thread = threading.Thread(target=keep_saving)
+    thread.start()
+    seen = set()
+    try:
+        while not ended.is_set():
+            seen.add(versions.index(get(folder)))
+    finally:
+        thread.join()
+    assert seen == {0, 1, 2}
 
 
 def test_cleaning_leaves_alone_what_is_not_provably_ours(three: Path) -> None:

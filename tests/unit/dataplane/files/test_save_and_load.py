@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 import safetensors.numpy
 
 from tensorcast_dask.dataplane import faults
+from tensorcast_dask.dataplane.files import reading
 from tensorcast_dask.dataplane.files.layout import plan_write
 from tensorcast_dask.dataplane.files.model import Model, open_model
 from tensorcast_dask.dataplane.files.reading import ReadReport, read_into
@@ -217,6 +219,45 @@ def test_a_foreign_file_whose_data_begin_anywhere_is_read_past_the_cache_too(
         assert report.direct in {direct, False}
     finally:
         os.close(dest)
+
+
+def test_a_long_file_is_read_past_the_cache_only_while_it_is_cold(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "m.safetensors"
+    artifact = sample({"a": ("uint8", (65 * MIB,))})
+    put(path, artifact)
+    fd = os.open(path, os.O_RDONLY)
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    try:
+        os.preadv(fd, [bytearray(1)], 32 * MIB, os.RWF_NOWAIT)
+    except BlockingIOError:
+        cold = True
+    except OSError:
+        cold = False  # a file system that cannot tell
+    else:
+        cold = False  # one that lies in memory
+    os.close(fd)
+    found, report = get(path)
+    assert found == artifact
+    assert report.direct == cold
+    get(path, direct=False)
+    assert not get(path)[1].direct
+
+
+def test_a_file_system_that_breaks_its_word_on_direct_reads_is_read_all_the_same(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "m.safetensors"
+    put(path, big())
+    with open_model(path) as model, ExitStack() as stack:
+        file = reading._OpenFile(model.files[0], stack, direct=True)
+        if file.direct_fd is None:
+            pytest.skip("no O_DIRECT on this file system")
+        unaligned = memoryview(bytearray(101))[1:]
+        assert file.read([unaligned], 7, direct=True) == 100
+        assert file.direct_fd is None
+        assert unaligned == path.read_bytes()[7:107]
 
 
 def test_thousands_of_small_tensors_are_read_in_blocks(tmp_path: Path) -> None:
