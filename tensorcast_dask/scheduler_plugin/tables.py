@@ -1,31 +1,325 @@
-"""`sql()`: the catalog as tables, in a DuckDB of their own, in a thread of their own."""
+"""`sql()`: the catalog as tables, in a DuckDB of their own, in a thread of their own.
+
+Rules:
+
+1. The tables show what the journal has committed (`absorb`), and beside it what no row
+   holds, as it was at the instant of the question (`RunQuery.snapshot`).
+2. One thread owns the database. Rows are taken over when somebody asks, not before: a
+   catalog that nobody asks pays one append a batch.
+3. A question is one SELECT, run in a read-only transaction in a database that can reach no
+   file, no network, no extension and no Python object, whose settings are locked. It ends
+   at its row limit or its time.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
+
+import duckdb
+import msgspec
+
+from tensorcast_dask.exceptions import (
+    CatalogUnavailable,
+    DeadlineExceeded,
+    InvalidArgument,
+    TensorCastError,
+)
+from tensorcast_dask.scheduler_plugin.schema import SCHEMA
+from tensorcast_dask.scheduler_plugin.state.records import (
+    AliasRow,
+    PinRow,
+    VersionRow,
+    ViewRow,
+)
+from tensorcast_dask.tensors.messages import Fact, Fault, Rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from tensorcast_dask.scheduler_plugin.state.events import (
+        Emit,
+        Row,
+        RunQuery,
+        Snapshot,
+    )
 
-    from tensorcast_dask.scheduler_plugin.state.events import Emit, Row, RunQuery
-    from tensorcast_dask.tensors.messages import Fault, Rows
+__all__ = ["Tables"]
+
+_R = TypeVar("_R", bound=msgspec.Struct)
+
+Cell: TypeAlias = Fact | bytes
+Done: TypeAlias = Callable[[Rows | Fault], None]
+
+_EVENTS: Final = 10_000
+_MAX_INT: Final = 1 << 63
+_CONFIG: Final[dict[str, str | bool | int | float | list[str]]] = {
+    "threads": 1,
+    "memory_limit": "512MB",
+    "temp_directory": "",
+    "enable_external_access": False,
+    "python_enable_replacements": False,
+    "autoinstall_known_extensions": False,
+    "autoload_known_extensions": False,
+}
 
 
 class Tables:
-    """Read-only tables of what the journal has committed."""
+    """Read-only tables of what the journal has committed.
+
+    Parameters
+    ----------
+    timeout_s : float
+        How long one SELECT may run.
+    """
+
+    def __init__(self, *, timeout_s: float = 30.0) -> None:
+        self._timeout_s = timeout_s
+        self._rows: deque[tuple[Row, ...]] = deque()
+        self._events: deque[Emit] = deque(maxlen=_EVENTS)
+        self._asked: deque[tuple[RunQuery, Done] | None] = deque()
+        self._wake = threading.Semaphore(0)
+        self._closed = False
+        self._thread: threading.Thread | None = None
+        self._running: duckdb.DuckDBPyConnection | None = None
 
     def absorb(self, rows: tuple[Row, ...]) -> None:
         """Take committed rows over; from any thread, returns at once."""
-        raise NotImplementedError
+        self._rows.append(rows)
 
     def note(self, emitted: Emit) -> None:
         """Keep an event for the `events` table (bounded); returns at once."""
-        raise NotImplementedError
+        self._events.append(emitted)
 
-    def run(self, query: RunQuery, *, done: Callable[[Rows | Fault], None]) -> None:
+    def run(self, query: RunQuery, *, done: Done) -> None:
         """Run one SELECT in the tables' thread; `done` is called from that thread."""
-        raise NotImplementedError
+        if self._closed:
+            done(Fault.of(CatalogUnavailable("the catalog is closing")))
+            return
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=self._serve, name="tensorcast-sql", daemon=True
+            )
+            self._thread.start()
+        self._asked.append((query, done))
+        self._wake.release()
 
     def close(self) -> None:
         """Interrupt what runs and end the thread; blocks shortly."""
-        raise NotImplementedError
+        self._closed = True
+        if self._thread is None:
+            return
+        self._asked.append(None)
+        self._wake.release()
+        running = self._running
+        if running is not None:
+            running.interrupt()
+        self._thread.join(5.0)
+
+    # ------------------------------------------------------------ the thread
+    def _serve(self) -> None:
+        mirror = _Mirror()
+        self._running = mirror.connection
+        while True:
+            self._wake.acquire()
+            job = self._asked.popleft()
+            if job is None:
+                mirror.connection.close()
+                return
+            query, done = job
+            try:
+                answer: Rows | Fault = self._answer(mirror, query)
+            except TensorCastError as error:
+                answer = Fault.of(error)
+            except duckdb.Error as error:
+                answer = Fault.of(self._refusal(error))
+            done(answer)
+
+    def _refusal(self, error: duckdb.Error) -> TensorCastError:
+        text = str(error).partition("\n")[0][:300]
+        if isinstance(error, duckdb.InterruptException):
+            if self._closed:
+                return CatalogUnavailable("the catalog is closing")
+            message = f"the SELECT did not end within {self._timeout_s} s; ask for less"
+            return DeadlineExceeded(message)
+        return InvalidArgument(f"this SELECT cannot be run: {text}")
+
+    def _answer(self, mirror: _Mirror, query: RunQuery) -> Rows:
+        _check_select(query.sql)
+        while self._rows:
+            mirror.take(self._rows.popleft())
+        mirror.catch_up()
+        mirror.show(query.snapshot, list(self._events))
+        timer = threading.Timer(self._timeout_s, mirror.connection.interrupt)
+        timer.daemon = True
+        timer.start()
+        try:
+            return mirror.select(query.sql, query.limit)
+        finally:
+            timer.cancel()
+
+
+def _check_select(sql: str) -> None:
+    statements = duckdb.extract_statements(sql)
+    if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
+        message = "sql() takes one SELECT; changes go through the calls of the session"
+        raise InvalidArgument(message)
+
+
+class _Mirror:
+    """The database behind the tables."""
+
+    def __init__(self) -> None:
+        self.connection = duckdb.connect(":memory:", config=_CONFIG)
+        for statement in SCHEMA:
+            self.connection.execute(statement)
+        self.connection.execute("SET lock_configuration = true")
+        #: Newest blob of every changed row that is not in the tables yet.
+        self._changed: dict[tuple[str, str], bytes | None] = {}
+
+    def take(self, rows: tuple[Row, ...]) -> None:
+        """Note what has changed."""
+        for row in rows:
+            self._changed[row.kind, row.key] = row.blob
+
+    def catch_up(self) -> None:
+        """Bring the tables up to what was noted."""
+        changed, self._changed = self._changed, {}
+        by_kind: dict[str, list[tuple[str, bytes | None]]] = {}
+        for (kind, key), blob in changed.items():
+            by_kind.setdefault(kind, []).append((key, blob))
+        self._replace_versions(by_kind.get("version", []))
+        self._replace(
+            "aliases",
+            by_kind.get("alias", []),
+            AliasRow,
+            lambda a: [a.name, a.target_id, a.target, a.alias_generation],
+        )
+        self._replace(
+            "views",
+            by_kind.get("view", []),
+            ViewRow,
+            lambda v: [v.id, v.base, v.index_digest, v.nbytes, v.tensors],
+        )
+        self._replace(
+            "pins",
+            by_kind.get("pin", []),
+            PinRow,
+            lambda p: [p.pin, p.generation, p.node, p.ttl_s],
+        )
+
+    def _delete(self, table: str, keys: list[str]) -> None:
+        self.connection.execute(
+            f"DELETE FROM {table} WHERE key IN (SELECT unnest(?::VARCHAR[]))",  # noqa: S608
+            [keys],
+        )
+
+    def _insert(self, table: str, lines: list[list[Cell]]) -> None:
+        if not lines:
+            return
+        marks = ", ".join("unnest(?)" for _ in lines[0])
+        columns = [list(column) for column in zip(*lines, strict=True)]
+        self.connection.execute(f"INSERT INTO {table} SELECT {marks}", columns)
+
+    def _replace(
+        self,
+        table: str,
+        changed: list[tuple[str, bytes | None]],
+        as_type: type[_R],
+        line: Callable[[_R], list[Cell]],
+    ) -> None:
+        if changed:
+            self._delete(f"_{table}", [key for key, _ in changed])
+            found = _unpack(changed, as_type)
+            self._insert(f"_{table}", [[key, *line(row)] for key, row in found])
+
+    def _replace_versions(self, changed: list[tuple[str, bytes | None]]) -> None:
+        if not changed:
+            return
+        keys = [key for key, _ in changed]
+        self._delete("_versions", keys)
+        self._delete("_replicas", keys)
+        rows = list(_unpack(changed, VersionRow))
+        self._insert(
+            "_versions",
+            [
+                [
+                    key,
+                    row.id,
+                    row.version,
+                    row.generation,
+                    row.owner,
+                    row.published,
+                    row.nbytes,
+                    row.tensors,
+                    row.index_digest,
+                    row.replicas,
+                    row.degraded,
+                    msgspec.json.encode(row.labels).decode(),
+                ]
+                for key, row in rows
+            ],
+        )
+        self._insert(
+            "_replicas",
+            [
+                [key, row.id, row.version, row.generation, node, tier]
+                for key, row in rows
+                for node, tiers in row.holders
+                for tier in tiers
+            ],
+        )
+
+    def show(self, snapshot: Snapshot, events: list[Emit]) -> None:
+        """Replace what is true at this instant only."""
+        for table, lines in (
+            ("nodes", [list(msgspec.structs.astuple(one)) for one in snapshot.nodes]),
+            (
+                "operations",
+                [list(msgspec.structs.astuple(one)) for one in snapshot.operations],
+            ),
+            ("_creating", [list(one) for one in snapshot.creating]),
+            (
+                "events",
+                [
+                    [at, one.topic, msgspec.json.encode(one.facts).decode()]
+                    for at, one in enumerate(events)
+                ],
+            ),
+        ):
+            self.connection.execute(f"DELETE FROM {table}")  # noqa: S608
+            self._insert(table, lines)
+
+    def select(self, sql: str, limit: int) -> Rows:
+        """Run one SELECT."""
+        run = self.connection.execute
+        run("BEGIN TRANSACTION READ ONLY")
+        try:
+            cursor = run(sql)
+            columns = tuple(column[0] for column in cursor.description or ())
+            rows = cursor.fetchmany(limit + 1)
+        finally:
+            run("ROLLBACK")
+        return Rows(
+            columns=columns,
+            rows=tuple(tuple(_plain(cell) for cell in row) for row in rows[:limit]),
+            truncated=len(rows) > limit,
+        )
+
+
+def _plain(cell: object) -> Cell:
+    """Make a cell what a message can carry: what is no plain value becomes text."""
+    if cell is None or isinstance(cell, str | bytes | bool | float):
+        return cell
+    if isinstance(cell, int) and -_MAX_INT <= cell < _MAX_INT:
+        return cell
+    return str(cell)
+
+
+def _unpack(
+    changed: Iterable[tuple[str, bytes | None]], as_type: type[_R]
+) -> Iterable[tuple[str, _R]]:
+    decoder = msgspec.msgpack.Decoder(as_type)
+    for key, blob in changed:
+        if blob is not None:
+            yield key, decoder.decode(blob)
