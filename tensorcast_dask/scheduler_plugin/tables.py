@@ -39,6 +39,8 @@ from tensorcast_dask.tensors.messages import Fact, Fault, Rows
 if TYPE_CHECKING:
     from tensorcast_dask.scheduler_plugin.state.events import (
         Emit,
+        NodeFacts,
+        OperationFacts,
         Row,
         RunQuery,
         Snapshot,
@@ -57,7 +59,6 @@ _CONFIG: Final[dict[str, str | bool | int | float | list[str]]] = {
     "threads": 1,
     "memory_limit": "512MB",
     "temp_directory": "",
-    "enable_external_access": False,
     "python_enable_replacements": False,
     "autoinstall_known_extensions": False,
     "autoload_known_extensions": False,
@@ -173,6 +174,7 @@ class _Mirror:
         self.connection = duckdb.connect(":memory:", config=_CONFIG)
         for statement in SCHEMA:
             self.connection.execute(statement)
+        self.connection.execute("SET enable_external_access = false")
         self.connection.execute("SET lock_configuration = true")
         #: Newest blob of every changed row that is not in the tables yet.
         self._changed: dict[tuple[str, str], bytes | None] = {}
@@ -272,13 +274,13 @@ class _Mirror:
 
     def show(self, snapshot: Snapshot, events: list[Emit]) -> None:
         """Replace what is true at this instant only."""
-        for table, lines in (
-            ("nodes", [list(msgspec.structs.astuple(one)) for one in snapshot.nodes]),
+        tables: tuple[tuple[str, list[list[Cell]]], ...] = (
+            ("nodes", [_cells(one) for one in snapshot.nodes]),
             (
                 "operations",
-                [list(msgspec.structs.astuple(one)) for one in snapshot.operations],
+                [_cells(one) for one in snapshot.operations],
             ),
-            ("_creating", [list(one) for one in snapshot.creating]),
+            ("_creating", [[*one] for one in snapshot.creating]),
             (
                 "events",
                 [
@@ -286,7 +288,8 @@ class _Mirror:
                     for at, one in enumerate(events)
                 ],
             ),
-        ):
+        )
+        for table, lines in tables:
             self.connection.execute(f"DELETE FROM {table}")  # noqa: S608
             self._insert(table, lines)
 
@@ -305,6 +308,10 @@ class _Mirror:
             rows=tuple(tuple(_plain(cell) for cell in row) for row in rows[:limit]),
             truncated=len(rows) > limit,
         )
+
+
+def _cells(facts: NodeFacts | OperationFacts) -> list[Cell]:
+    return list(msgspec.structs.astuple(facts))
 
 
 def _plain(cell: object) -> Cell:
