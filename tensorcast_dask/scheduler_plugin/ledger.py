@@ -30,7 +30,7 @@ from tensorcast_dask.scheduler_plugin.state.events import Row
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["Found", "Ledger"]
+__all__ = ["Found", "Ledger", "Seal"]
 
 _CONFIG: Final[dict[str, str | bool | int | float | list[str]]] = {
     "threads": 1,
