@@ -122,9 +122,8 @@ def test_a_kill_at_twenty_random_moments_leaves_one_whole_version(
         child = start(what, folder, 2)
         assert child.stdout is not None
         assert child.stdout.readline() == "ready\n"
-        time.sleep(
-            rng.uniform(0, took_s[what])
-        )  # the moment of the kill, no wait for anything
+        moment_s = rng.uniform(0, took_s[what])
+        time.sleep(moment_s)  # scene: the moment of the kill
         child.kill()
         child.communicate(timeout=30)
         check_after_a_kill(folder, what)
