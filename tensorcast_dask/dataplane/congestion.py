@@ -11,6 +11,7 @@ Rules:
 from __future__ import annotations
 
 import contextlib
+import math
 import socket
 import threading
 import time
@@ -22,7 +23,8 @@ from tensorcast_dask.exceptions import InvalidArgument
 __all__ = ["allowed_congestion", "probe_congestion", "set_congestion"]
 
 _ALLOWED: Final = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
-_PROBE_BYTES: Final = 24 << 20
+_PROBE_BYTES: Final = 16 << 20
+_ROUNDS: Final = 3
 _PIECE_BYTES: Final = 1 << 20
 _GAIN: Final = 1.1
 
@@ -51,14 +53,19 @@ def allowed_congestion() -> tuple[str, ...]:
 
 
 def probe_congestion() -> str:
-    """Return the congestion control to use on the loopback; "" = the kernel's default."""
-    best, best_s = "", _seconds("") / _GAIN
-    for name in allowed_congestion():
-        with contextlib.suppress(OSError, InvalidArgument):
-            seconds = min(_seconds(name), _seconds(name))
-            if seconds < best_s:
-                best, best_s = name, seconds
-    return best
+    """Return the congestion control to use on the loopback; "" = the kernel's default.
+
+    Every candidate has the same number of turns, taken in rounds, and is judged by its
+    best one: a busy machine only makes turns slower.
+    """
+    names = ["", *allowed_congestion()]
+    best_s = dict.fromkeys(names, math.inf)
+    for _ in range(_ROUNDS):
+        for name in names:
+            with contextlib.suppress(OSError, InvalidArgument):
+                best_s[name] = min(best_s[name], _seconds(name))
+    best_s[""] /= _GAIN
+    return min(best_s, key=best_s.__getitem__)
 
 
 def _seconds(name: str) -> float:

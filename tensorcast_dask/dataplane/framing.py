@@ -30,7 +30,12 @@ from tensorcast_dask.dataplane.sockets import (
     TlsIo,
     close_fds,
 )
-from tensorcast_dask.exceptions import DeadlineExceeded, PeerLost, WrongPeer
+from tensorcast_dask.exceptions import (
+    DeadlineExceeded,
+    PeerLost,
+    TensorCastError,
+    WrongPeer,
+)
 from tensorcast_dask.tensors.frames import (
     HEADER_BYTES,
     MAX_BODY_BYTES,
@@ -67,6 +72,9 @@ _TICK_S: Final = 0.01
 #: Pieces that stay in the second-level cache between the copy and the hash.
 _HASHED_BYTES: Final = 1024 << 10
 _DEFAULT_STALL_S: Final = 30.0
+#: What a call on a socket raises when it waited too long, and at all.
+_WAITED: Final = (BlockingIOError, TimeoutError, ssl.SSLWantReadError)
+_FAILURES: Final = (OSError, ValueError)
 
 
 def pack(message: Wire, payload: bytes = b"") -> bytes:
@@ -244,8 +252,11 @@ class FrameStream:
         self, views: list[memoryview], fds: Sequence[int], until_s: float | None
     ) -> None:
         while views:
-            with self._failures("send to", until_s):
-                sent = self._io.send(views[:_IOV_MAX], fds, self._wait_s(until_s))
+            wait_s = self._wait_s(until_s)
+            try:
+                sent = self._io.send(views[:_IOV_MAX], fds, wait_s)
+            except _FAILURES as error:
+                raise self._failed(error, "send to", until_s) from error
             fds = ()
             self.sent_bytes += sent
             views = _after(views, sent)
@@ -263,10 +274,11 @@ class FrameStream:
         fd, offset, left = file
         most = self._pace.piece_bytes if self._pace else _SENDFILE_BYTES
         while left:
-            with self._failures("send to", until_s):
-                sent = self._io.send_file(
-                    fd, offset, min(left, most), self._wait_s(until_s)
-                )
+            wait_s = self._wait_s(until_s)
+            try:
+                sent = self._io.send_file(fd, offset, min(left, most), wait_s)
+            except _FAILURES as error:
+                raise self._failed(error, "send to", until_s) from error
             if not sent:
                 message = f"the file behind {self.peer}'s request ended early"
                 raise PeerLost(message)
@@ -292,8 +304,11 @@ class FrameStream:
         """
         view = memoryview(self._header)
         stall_s = None if idle else self.stall_s
-        with self._failures("hear from", until_s):
-            got, fds = self._io.recv_with_fds(view, self._wait_s(until_s, stall_s))
+        wait_s = self._wait_s(until_s, stall_s)
+        try:
+            got, fds = self._io.recv_with_fds(view, wait_s)
+        except _FAILURES as error:
+            raise self._failed(error, "hear from", until_s) from error
         try:
             if not got:
                 self._ended()
@@ -381,8 +396,11 @@ class FrameStream:
         """
         most = len(view) if digest is None else _HASHED_BYTES
         while view:
-            with self._failures("hear from", until_s):
-                got = self._io.recv(view[:most], self._wait_s(until_s))
+            wait_s = self._wait_s(until_s)
+            try:
+                got = self._io.recv(view[:most], wait_s)
+            except _FAILURES as error:
+                raise self._failed(error, "hear from", until_s) from error
             if not got:
                 self._ended()
             self.received_bytes += got
@@ -404,23 +422,19 @@ class FrameStream:
             raise DeadlineExceeded(message)
         return left_s if stall_s is None or left_s < stall_s else stall_s
 
-    @contextlib.contextmanager
-    def _failures(self, what: str, until_s: float | None) -> Any:  # noqa: ANN401
-        try:
-            yield
-        except (BlockingIOError, TimeoutError, ssl.SSLWantReadError) as error:
-            if isinstance(error, DeadlineExceeded):
-                raise
+    def _failed(
+        self, error: Exception, what: str, until_s: float | None
+    ) -> TensorCastError:
+        """Say what the failure of a call on the socket means to the caller."""
+        if isinstance(error, _WAITED):
             if until_s is not None and time.monotonic() >= until_s - _TICK_S:
-                message = (
+                return DeadlineExceeded(
                     f"the deadline passed before this process could {what} {self.peer}"
                 )
-                raise DeadlineExceeded(message) from error
-            message = f"could not {what} {self.peer} for {self.stall_s} s: it stalled"
-            raise PeerLost(message) from error
-        except (OSError, ValueError) as error:
-            message = f"could not {what} {self.peer}: {error}"
-            raise PeerLost(message) from error
+            return PeerLost(
+                f"could not {what} {self.peer} for {self.stall_s} s: it stalled"
+            )
+        return PeerLost(f"could not {what} {self.peer}: {error}")
 
     def _ended(self) -> None:
         message = f"{self.peer} closed the connection"

@@ -32,6 +32,10 @@ __all__ = ["SCRATCH_BYTES", "Io", "Pace", "PlainIo", "TlsIo", "close_fds"]
 _MAX_FDS: Final = 8
 _ANCILLARY_BYTES: Final = socket.CMSG_SPACE(_MAX_FDS * 4)
 _TIMEVAL: Final = struct.Struct("ll")
+# Plain integers: arithmetic on the enumerations of `socket` is slow.
+_WAIT_ALL: Final = int(socket.MSG_WAITALL)
+_CLOEXEC: Final = int(socket.MSG_CMSG_CLOEXEC)
+_CUT: Final = int(socket.MSG_CTRUNC)
 SCRATCH_BYTES: Final = 256 << 10
 
 
@@ -89,7 +93,7 @@ class PlainIo:
     def recv(self, view: memoryview, wait_s: float | None) -> int:
         """Receive up to as many bytes as `view` holds; 0 is the end."""
         self._wait(socket.SO_RCVTIMEO, wait_s)
-        return self._sock.recv_into(view, len(view), socket.MSG_WAITALL)
+        return self._sock.recv_into(view, len(view), _WAIT_ALL)
 
     def recv_with_fds(
         self, view: memoryview, wait_s: float | None
@@ -99,13 +103,13 @@ class PlainIo:
             return self.recv(view, wait_s), ()
         self._wait(socket.SO_RCVTIMEO, wait_s)
         got, ancillary, flags, _ = self._sock.recvmsg_into(
-            [view], _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC
+            [view], _ANCILLARY_BYTES, _CLOEXEC
         )
         fds = array.array("i")
         for level, kind, data in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 fds.frombytes(data[: len(data) // fds.itemsize * fds.itemsize])
-        if flags & socket.MSG_CTRUNC:
+        if flags & _CUT:
             close_fds(fds)
             message = "the peer's descriptors did not fit; raise RLIMIT_NOFILE"
             raise PeerLost(message)
