@@ -237,16 +237,6 @@ class PeakAnonymous:
         self._look()
 
 
-def journal_counts(cast: Any) -> tuple[int, int] | None:
-    """(groups, rows) that the journal has committed, where the catalog says so."""
-    state = cast.debug_state()
-    for place in (state, state.get("catalog", {})):
-        journal = place.get("journal") if isinstance(place, dict) else None
-        if isinstance(journal, dict) and "groups" in journal:
-            return int(journal["groups"]), int(journal.get("rows", 0))
-    return None
-
-
 def put_small(cast: Any, count: int) -> None:
     """Some artifacts that a resolve can ask for."""
     value = np.zeros(64, dtype=np.uint8)
