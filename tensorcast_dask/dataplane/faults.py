@@ -274,14 +274,16 @@ class _Armed:
 #: Rules of this process: None before the first point, False once nothing is armed.
 _state: _Armed | None = None
 _off: bool = False
+_first = threading.Lock()
 
 
 def _armed() -> _Armed:
     global _state, _off  # noqa: PLW0603  # one process has one set of faults
-    if _state is None:
-        _state = _Armed()
-    _off = _state.idle
-    return _state
+    with _first:
+        if _state is None:
+            _state = _Armed()
+        _off = _state.idle
+        return _state
 
 
 def arm(spec: str) -> None:

@@ -20,6 +20,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import stat
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
@@ -54,14 +55,23 @@ def resolve_target(path: str | os.PathLike[str]) -> Path:
     ------
     NotFound
         When its folder does not exist.
+    InvalidArgument
+        When it is a device, fifo or socket, which a rename would destroy.
     """
+    if not os.fspath(path):
+        message = "an empty path names no file; give the path of a file or folder"
+        raise InvalidArgument(message)
     with system_errors(path):
         try:
             target = Path(os.path.realpath(path))
-            os.stat(target.parent)  # noqa: PTH116  # raises what open would
+            target.parent.stat()  # raises what open would
+            mode = target.stat().st_mode if target.exists() else stat.S_IFREG
         except ValueError as error:
             message = f"{os.fspath(path)!r} is not a path ({error})"
             raise InvalidArgument(message) from error
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        message = f"{target} is no regular file and would be lost; save elsewhere"
+        raise InvalidArgument(message)
     return target
 
 
@@ -70,7 +80,7 @@ def require_room(folder: Path, need_bytes: int) -> None:
     with system_errors(folder):
         found = os.statvfs(folder)
     free_bytes = found.f_bavail * found.f_frsize
-    if need_bytes > free_bytes:
+    if found.f_blocks and need_bytes > free_bytes:  # some file systems cannot tell
         message = (
             f"{folder} has {free_bytes} bytes free, {need_bytes} are needed; "
             "free some or choose another disk"
@@ -160,6 +170,18 @@ class Draft:
     def settle(self) -> None:
         """Keep what `place` placed."""
         self._settled = True
+
+    def withdraw(self) -> None:
+        """Take away what was placed and settled."""
+        with suppress(OSError):
+            self.path.unlink()
+
+    def in_place(self) -> bool:
+        """Say whether the target's name stands for this very file by now."""
+        try:
+            return self.target.stat().st_ino == os.fstat(self.fd).st_ino
+        except OSError:
+            return False
 
     def publish(self) -> None:
         """Make the content durable, then the one that the target's name stands for."""

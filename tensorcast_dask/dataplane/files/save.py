@@ -246,9 +246,15 @@ def _save_shards(
         index = stack.enter_context(Draft(place.index_path, need_bytes=len(document)))
         nbytes += index.write([document], at=0)
         obsolete = _standing(place)
-        index.publish()
         for shard in shards:
             shard.settle()
+        try:
+            index.publish()
+        except BaseException:
+            if not index.in_place():  # else the shards are those of the model by now
+                for shard in shards:
+                    shard.withdraw()
+            raise
     _remove(place.folder, obsolete.values(), keep={place.index_path.name, *names})
     files = tuple(str(place.folder / name) for name in names)
     return Saved(str(place.index_path), (*files, str(place.index_path)), nbytes)

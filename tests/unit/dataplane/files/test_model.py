@@ -18,7 +18,13 @@ from tensorcast_dask.dataplane import faults
 from tensorcast_dask.dataplane.files.model import open_model
 from tensorcast_dask.dataplane.files.reading import read_into
 from tensorcast_dask.dataplane.files.save import clean_leftovers, save
-from tensorcast_dask.exceptions import CorruptFile, InvalidArgument, NotFound, Poisoned
+from tensorcast_dask.exceptions import (
+    CorruptFile,
+    FileError,
+    InvalidArgument,
+    NotFound,
+    Poisoned,
+)
 from tests.kit.models import Sample, every_dtype, sample
 
 INDEX = "model.safetensors.index.json"
@@ -186,6 +192,8 @@ def test_a_total_that_is_not_there_is_refused_and_can_be_waived(three: Path) -> 
     with pytest.raises(CorruptFile, match="1201"):
         open_model(three)
     open_model(three, check_total=False).close()
+    edit(three, lambda found: {**found, "total_size": 0}, key="metadata")
+    open_model(three).close()
 
 
 @pytest.mark.parametrize(
@@ -211,6 +219,8 @@ def test_what_is_no_model_is_said_to_be_none(tmp_path: Path) -> None:
         open_model(tmp_path / "absent")
     with pytest.raises(InvalidArgument):
         open_model("a\0b")
+    with pytest.raises(InvalidArgument):
+        open_model("")
     for name in ("a.safetensors", "b.safetensors"):
         shutil.copy(_saved(tmp_path / "one"), tmp_path / name)
     with pytest.raises(InvalidArgument, match="several"):
@@ -282,6 +292,21 @@ def test_what_an_interrupted_cleaning_leaves_is_cleaned_by_the_next_save(
     assert len(names(folder)) == (1 if after is None else 4)
     put(folder, last, after)
     assert get(folder) == last
+    assert len(names(folder)) == (1 if after is None else 4)
+
+
+@pytest.mark.parametrize("after", [None, 500])
+def test_a_save_that_fails_after_its_instant_has_saved(
+    tmp_path: Path, after: int | None
+) -> None:
+    folder = tmp_path / "m"
+    folder.mkdir()
+    put(folder, sample(THREE, seed=1), 500)
+    with faults.armed("save.after_rename=raise:EIO"), pytest.raises(FileError):
+        put(folder, sample(THREE, seed=2), after)
+    assert get(folder) == sample(THREE, seed=2)
+    clean_leftovers(folder)
+    assert get(folder) == sample(THREE, seed=2)
     assert len(names(folder)) == (1 if after is None else 4)
 
 

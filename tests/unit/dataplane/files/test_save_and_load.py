@@ -485,6 +485,15 @@ def test_paths_that_cannot_be_saved_to_are_refused_by_type(tmp_path: Path) -> No
     for metadata in ({"a": 1}, {1: "a"}, {"tensorcast": ""}, {"a": "\ud800"}):
         with pytest.raises(InvalidArgument):
             put(tmp_path / "m", artifact, metadata=metadata)
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "link").symlink_to("fifo")
+    for path in ("fifo", "link"):
+        with pytest.raises(InvalidArgument, match="regular"):
+            put(tmp_path / path, artifact)
+    with pytest.raises(InvalidArgument):
+        save("", artifact.index, memoryview(artifact.segment))
+    (tmp_path / "fifo").unlink()
+    (tmp_path / "link").unlink()
     (tmp_path / "loop").symlink_to("loop")
     with pytest.raises(FileError):
         put(tmp_path / "loop", artifact)
