@@ -10,9 +10,12 @@ Rules:
 from __future__ import annotations
 
 import abc
+import ctypes
 import gc
 import math
+import os
 import random
+import struct
 
 import pytest
 
@@ -23,9 +26,12 @@ from tensorcast_dask.dataplane.arrays import (
     copy_out,
     materialise,
     resident_bytes,
+    spans,
+    write_into,
     zero_gaps,
 )
 from tensorcast_dask.exceptions import (
+    CapacityError,
     InvalidArgument,
     InvalidName,
     Mismatch,
@@ -35,7 +41,7 @@ from tensorcast_dask.exceptions import (
 from tensorcast_dask.tensors.dtypes import dtype
 from tensorcast_dask.tensors.specs import Index
 from tensorcast_dask.tensors.views import View, s_
-from tests.kit.segments import STALE, segment, stored
+from tests.kit.segments import STALE, sealed_file, segment, stored, written
 
 __all__ = ["ArraysContract", "noise"]
 
@@ -261,6 +267,88 @@ class ArraysContract(abc.ABC):
         copy_out(memory, index, targets, threads=threads)
         for key, target in targets.items():
             assert self.bits(target) == self.bits(tensors[key])
+
+    def assorted(self) -> dict[str, object]:
+        """Big and small, flat and not, side by side and with gaps."""
+        shapes = [
+            (3, 7),
+            (1024, 300),
+            (5,),
+            *[(16,)] * 30,
+            (700, 513),
+            (),
+            (0, 2),
+            (9,),
+        ]
+        tensors = {
+            f"{at}": self.array(shape, seed=at) for at, shape in enumerate(shapes)
+        }
+        tensors["strided"] = self.layouts(self.array())["transposed"]
+        tensors["big and strided"] = self.layouts(self.array((640, 512)))["transposed"]
+        tensors |= {f"kind {name}": self.array(name=name) for name in self.dtypes()}
+        return tensors | {
+            f"bool {at}": self.array((64,), name="bool") for at in range(20)
+        }
+
+    def test_a_file_gets_the_same_bytes_as_a_map(self) -> None:
+        tensors = self.assorted()
+        memory, index = stored(tensors)
+        for name, value in tensors.items():
+            entry = index.entry(name)
+            assert memory[entry.offset : entry.offset + entry.nbytes] == self.bits(
+                value
+            )
+        assert written(canonical(tensors)[1], index) == memory[: index.nbytes]
+
+    def test_a_file_of_another_layout_gets_its_bytes_and_zeros_between(self) -> None:
+        packed, sources = canonical(self.assorted())
+        offsets, end = [0] * len(packed.sizes), 100
+        for at in reversed(range(len(offsets))):
+            offsets[at] = -(-end // 64) * 64
+            end = offsets[at] + packed.sizes[at] + {0: 9 << 20, 1: 5000}.get(at % 10, 0)
+        index = Index(
+            packed.names,
+            packed.dtypes,
+            packed.shapes,
+            entry_of=packed.entry_of,
+            offsets=offsets,
+            nbytes=end,
+        )
+        memory = segment(index.nbytes)
+        copy_into(sources, index, memory)
+        assert written(sources, index) == memory[: index.nbytes]
+        for offset, nbytes in index.gaps():
+            assert not any(memory[offset : offset + nbytes])
+
+    def test_a_file_that_cannot_take_the_bytes_is_a_capacity_error(self) -> None:
+        for value in (self.array(), self.layouts(self.array((640, 512)))["transposed"]):
+            index, sources = canonical(value)
+            fd = sealed_file(index.nbytes - 1)
+            try:
+                with pytest.raises(CapacityError):
+                    write_into(sources, index, fd)
+            finally:
+                os.close(fd)
+
+    def test_spans_name_the_memory_of_what_is_flat(self) -> None:
+        tensors = self.assorted()
+        memory, index = stored(tensors)
+        _, sources = canonical(tensors)
+        table, others = spans(sources, index)
+        found = bytearray(memory[: index.nbytes])
+        covered = 0
+        for offset, start, nbytes in struct.iter_unpack("<3Q", table):
+            found[offset : offset + nbytes] = ctypes.string_at(start, nbytes)
+            covered += nbytes
+        assert found == memory[: index.nbytes]
+        assert [index.names[at] for at in others] == ["strided", "big and strided"]
+        assert covered + sum(index.sizes[at] for at in others) == index.content_bytes
+
+    def test_tensors_that_already_lie_side_by_side_are_one_span(self) -> None:
+        rows = self.rows(self.array((100, 16)))
+        index, sources = canonical({str(at): row for at, row in enumerate(rows)})
+        table, others = spans(sources, index)
+        assert (len(table), others) == (24, [])
 
     def test_an_address_is_as_good_as_a_buffer(self) -> None:
         index, sources = canonical(self.array(seed=3))

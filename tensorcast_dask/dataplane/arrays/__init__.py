@@ -1,7 +1,9 @@
 """Arrays in and out of segments: numpy and torch behind one contract.
 
-`canonical` describes a caller's tensors, `copy_into` writes them into a segment,
-`materialise` makes arrays over one, `copy_out` fills a caller's own arrays.
+`canonical` describes a caller's tensors. `copy_into` copies them into a segment that is
+mapped, `write_into` writes them into one that is not, `spans` lists their memory for a
+process that reads it by itself. `materialise` makes arrays over a segment, `copy_out`
+fills a caller's own arrays.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from tensorcast_dask.dataplane.arrays.making import (
     default_framework,
     materialise,
 )
+from tensorcast_dask.dataplane.arrays.writing import spans, write_into
 
 __all__ = [
     "ONLY_TENSOR",
@@ -35,5 +38,7 @@ __all__ = [
     "describe",
     "materialise",
     "resident_bytes",
+    "spans",
+    "write_into",
     "zero_gaps",
 ]

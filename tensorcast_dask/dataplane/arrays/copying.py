@@ -23,16 +23,16 @@ from tensorcast_dask.dataplane.arrays.canonical import describe
 from tensorcast_dask.exceptions import InvalidArgument, Mismatch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from typing_extensions import Buffer
 
     from tensorcast_dask.dataplane.arrays.contract import Bytes, Source
     from tensorcast_dask.tensors.specs import Index
 
-__all__ = ["copy_into", "copy_out", "zero_gaps"]
+__all__ = ["BIG_BYTES", "Placed", "copy_into", "copy_out", "fill", "zero_gaps"]
 
-_BIG_BYTES: Final = 1 << 20
+BIG_BYTES: Final = 1 << 20  # from here on a tensor is copied by itself, without the GIL
 _PIECE_BYTES: Final = 16 << 20
 _FEW, _MANY = 8, 512  # tensors in one call of a library
 _MEMMOVE: Final = ctypes.cast(ctypes.memmove, ctypes.c_void_p).value or 0
@@ -41,7 +41,8 @@ _SIGNATURE: Final = (None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 _move_big: Final = ctypes.CFUNCTYPE(*_SIGNATURE)(_MEMMOVE)
 _move_small: Final = ctypes.PYFUNCTYPE(*_SIGNATURE)(_MEMMOVE)
 
-Job = tuple["Callable[..., object]", tuple[object, ...]]
+#: What to call, with what, and what must stay alive meanwhile.
+Job = tuple["Callable[..., object]", tuple[object, ...], object]
 Placed = tuple["Source", int, int]  # with offset and length
 
 
@@ -65,12 +66,14 @@ def _address(array: Bytes) -> int:
     return int(array.__array_interface__["data"][0])
 
 
-def _pieces(target: int, source: int, nbytes: int, threads: int) -> list[Job]:
+def _pieces(
+    target: int, source: int, nbytes: int, *, threads: int, keep: object
+) -> list[Job]:
     """Cut one big copy so that every thread gets a part."""
     piece = min(_PIECE_BYTES, -(-nbytes // threads))
     piece = -(-piece // 4096) * 4096
     return [
-        (_move_big, (target + at, source + at, min(piece, nbytes - at)))
+        (_move_big, (target + at, source + at, min(piece, nbytes - at)), keep)
         for at in range(0, nbytes, piece)
     ]
 
@@ -83,7 +86,7 @@ def _run(jobs: list[Job], *, threads: int) -> None:
     def drain() -> None:
         while not errors:
             try:
-                job, arguments = jobs.pop()
+                job, arguments, _keep = jobs.pop()
             except IndexError:
                 return
             try:
@@ -91,13 +94,12 @@ def _run(jobs: list[Job], *, threads: int) -> None:
             except BaseException as error:  # noqa: BLE001 - handed to the caller below
                 errors.append(error)
 
-    extra = [
-        threading.Thread(target=drain, name="tensorcast-copy", daemon=True)
-        for _ in range(min(threads, len(jobs)) - 1)
-    ]
-    for thread in extra:
-        thread.start()
+    extra: list[threading.Thread] = []
     try:
+        for _ in range(min(threads, len(jobs)) - 1):
+            thread = threading.Thread(target=drain, name="tensorcast-copy", daemon=True)
+            thread.start()
+            extra.append(thread)
         drain()
     finally:
         jobs.clear()
@@ -141,21 +143,32 @@ def copy_into(
     assert len(sources) == len(index.sizes), "arrays: one source for each entry"
     out = _bytes(buffer, index.nbytes, writable=True)
     _zero(out, index)
-    base = _address(out)
+    fill(zip(sources, index.offsets, index.sizes, strict=True), out, threads=threads)
+
+
+def fill(
+    placed: Iterable[Placed], out: Bytes, *, origin: int = 0, threads: int = 1
+) -> None:
+    """Write tensors into the part of a segment that begins at byte `origin`.
+
+    Nothing is checked, and no gap is zeroed.
+    """
+    base = _address(out) - origin
     jobs: list[Job] = []
     small: list[Placed] = []
-    for source, offset, nbytes in zip(sources, index.offsets, index.sizes, strict=True):
+    for item in placed:
+        source, offset, nbytes = item
         if not nbytes:
             continue
         if not source.flat:
-            jobs.append(
-                (source.backend.write, ([source], out[offset : offset + nbytes]))
-            )
-        elif nbytes >= _BIG_BYTES:
+            room = out[offset - origin : offset - origin + nbytes]
+            jobs.append((source.backend.write, ([source], room), None))
+        elif nbytes >= BIG_BYTES:
             address = source.backend.extent(source)[0]
-            jobs += _pieces(base + offset, address, nbytes, threads)
+            keep = (out, source)
+            jobs += _pieces(base + offset, address, nbytes, threads=threads, keep=keep)
         else:
-            small.append((source, offset, nbytes))
+            small.append(item)
     for group in _side_by_side(small):
         if len(group) < _FEW:
             for source, offset, nbytes in group:
@@ -163,7 +176,8 @@ def copy_into(
         else:
             start, end = group[0][1], group[-1][1] + group[-1][2]
             together = [source for source, _, _ in group]
-            jobs.append((group[0][0].backend.write, (together, out[start:end])))
+            room = out[start - origin : end - origin]
+            jobs.append((group[0][0].backend.write, (together, room), None))
     _run(jobs, threads=threads)
 
 
@@ -243,11 +257,12 @@ def copy_out(
             continue
         if not target.flat:
             job = target.backend.read_into
-            jobs.append((job, (target, data[offset : offset + nbytes])))
+            jobs.append((job, (target, data[offset : offset + nbytes]), None))
             continue
         address = target.backend.extent(target)[0]
-        if nbytes >= _BIG_BYTES:
-            jobs += _pieces(address, base + offset, nbytes, threads)
+        if nbytes >= BIG_BYTES:
+            keep = (data, target)
+            jobs += _pieces(address, base + offset, nbytes, threads=threads, keep=keep)
         else:
             _move_small(address, base + offset, nbytes)
     _run(jobs, threads=threads)

@@ -118,6 +118,7 @@ def test_an_index_equals_what_it_decodes_to() -> None:
     assert hash(Index.decode(index.encode())) == hash(index)
     assert Index.decode(index.encode()).encode() == index.encode()
     assert index != "index"
+    assert repr(index) == "Index(5 names, 4 entries, 132 bytes)"
 
 
 def test_a_files_own_layout_survives_the_codec() -> None:

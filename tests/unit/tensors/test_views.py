@@ -206,6 +206,16 @@ def test_objects_that_are_integers_are_taken_as_such() -> None:
     assert one(View.of({"w": key})) == one(View.of({"w": s_[2, 2:]}))
 
 
+def test_an_object_that_is_no_integer_after_all_is_refused() -> None:
+    class Many:
+        def __index__(self) -> int:
+            raise TypeError
+
+    for key in (Many(), slice(Many(), None), 1 << 62):
+        with pytest.raises(InvalidArgument):
+            View.of({"w": key})
+
+
 def test_tied_names_cut_alike_stay_tied_and_others_do_not() -> None:
     alike = View.of({"w": s_[:2], "tied": s_[0:2]}).resolve(INDEX)
     index, _ = alike.packed()
