@@ -24,7 +24,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
-import secrets
 import ssl
 import struct
 from functools import lru_cache
@@ -69,7 +68,7 @@ LINK: Final = "link"
 
 def mint_token() -> bytes:
     """Make a new cluster token."""
-    return secrets.token_bytes(TOKEN_BYTES)
+    return os.urandom(TOKEN_BYTES)
 
 
 def _mac(token: bytes, side: str, purpose: str, hello: Hello, nonce: bytes) -> bytes:
@@ -143,7 +142,7 @@ def _with_nonce(hello: Hello) -> Hello:
         role=hello.role,
         pid=hello.pid or os.getpid(),
         host=hello.host,
-        nonce=secrets.token_bytes(_NONCE_BYTES),
+        nonce=os.urandom(_NONCE_BYTES),
     )
 
 
@@ -167,7 +166,7 @@ class Answerer:
             message = "this node has no cluster yet; try again when it is adopted"
             raise WrongPeer(message)
         _check_nonce(hello.nonce)
-        nonce = secrets.token_bytes(_NONCE_BYTES)
+        nonce = os.urandom(_NONCE_BYTES)
         self._wanted = _mac(self._token, "caller", self._purpose, hello, nonce)
         return Challenge(
             nonce=nonce,

@@ -367,7 +367,23 @@ class ChannelPool:
         until_s: float | None = None,
         **how: Any,  # noqa: ANN401
     ) -> Frame[R]:
-        """Call over a lent channel; `how` as in `Channel.call`."""
+        """Call over a lent channel; `how` as in `Channel.call`.
+
+        A channel that lay idle may turn out to be closed by the peer: then the request
+        goes out once more over a new one, which its `rid` makes safe.
+        """
+        self._check()
+        key = (card.node, int(card.incarnation), prefer)
+        idle = self._take(key)
+        if idle is not None:
+            heard = idle.stream.received_bytes
+            try:
+                return idle.call(request, expect=expect, until_s=until_s, **how)
+            except PeerLost as error:
+                if "stalled" in error.data or idle.stream.received_bytes != heard:
+                    raise
+            finally:
+                self._give(key, idle)
         with self.channel(card, prefer=prefer, until_s=until_s) as channel:
             return channel.call(request, expect=expect, until_s=until_s, **how)
 

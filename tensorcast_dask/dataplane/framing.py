@@ -432,7 +432,8 @@ class FrameStream:
                     f"the deadline passed before this process could {what} {self.peer}"
                 )
             return PeerLost(
-                f"could not {what} {self.peer} for {self.stall_s} s: it stalled"
+                f"could not {what} {self.peer} for {self.stall_s} s: it stalled",
+                {"stalled": True},
             )
         return PeerLost(f"could not {what} {self.peer}: {error}")
 

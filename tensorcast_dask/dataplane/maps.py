@@ -16,37 +16,22 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import mmap as _mmap
 import os
+import sys
 import weakref
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
 from tensorcast_dask.dataplane.memory import flat
-from tensorcast_dask.exceptions import CapacityError
+from tensorcast_dask.exceptions import CapacityError, UnsupportedPlatform
 
 __all__ = ["PrivateMap", "SharedMap", "WritableMap", "live_maps"]
 
-_LIBC: Final = ctypes.CDLL(None, use_errno=True)
-_mmap_call = _LIBC.mmap
-_mmap_call.restype = ctypes.c_void_p
-_mmap_call.argtypes = (
-    ctypes.c_void_p,
-    ctypes.c_size_t,
-    ctypes.c_int,
-    ctypes.c_int,
-    ctypes.c_int,
-    ctypes.c_long,
-)
-_munmap_call = _LIBC.munmap
-_munmap_call.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
-_madvise_call = _LIBC.madvise
-_madvise_call.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-
 _FAILED: Final = ctypes.c_void_p(-1).value
 _PROT_NONE: Final = 0
-_PROT_READ: Final = _mmap.PROT_READ
-_PROT_RW: Final = _mmap.PROT_READ | _mmap.PROT_WRITE
+_PROT_READ: Final = 1
+_PROT_RW: Final = 3
 _MAP_SHARED: Final = 1
 _MAP_PRIVATE: Final = 2
 _MAP_FIXED: Final = 0x10
@@ -54,6 +39,28 @@ _MAP_ANONYMOUS: Final = 0x20
 _MAP_NORESERVE: Final = 0x4000
 _POPULATE_READ: Final = 22
 _POPULATE_WRITE: Final = 23
+
+
+@lru_cache(maxsize=1)
+def _libc() -> ctypes.CDLL:
+    """Return the C library with the calls declared; on first use, not at import."""
+    if sys.platform != "linux":
+        message = "memory is mapped on Linux only; read over TCP, which copies"
+        raise UnsupportedPlatform(message)
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = (
+        ctypes.c_void_p,
+        ctypes.c_size_t,
+        ctypes.c_int,
+        ctypes.c_int,
+        ctypes.c_int,
+        ctypes.c_long,
+    )
+    libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+    libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    return libc
+
 
 #: Addresses of maps made here and still alive -> length.
 _live: dict[int, int] = {}
@@ -89,7 +96,7 @@ def _check_room() -> None:
 def _map(nbytes: int, prot: int, flags: int, fd: int, *, at: int = 0) -> int:
     if not at:
         _check_room()
-    found: int | None = _mmap_call(
+    found: int | None = _libc().mmap(
         at or None, nbytes, prot, flags | (_MAP_FIXED if at else 0), fd, 0
     )
     if found == _FAILED or found is None:
@@ -104,7 +111,7 @@ def _map(nbytes: int, prot: int, flags: int, fd: int, *, at: int = 0) -> int:
 
 def _unmap(at: int, nbytes: int) -> None:
     if _live.pop(at, None) is not None:
-        _munmap_call(at, nbytes)
+        _libc().munmap(at, nbytes)
 
 
 def _array_at(at: int, nbytes: int) -> ctypes.Array[ctypes.c_ubyte]:
@@ -144,7 +151,7 @@ class _Map:
         if not self.nbytes:
             return True
         advice = _POPULATE_WRITE if write else _POPULATE_READ
-        return bool(_madvise_call(self.address, self.nbytes, advice) == 0)
+        return bool(_libc().madvise(self.address, self.nbytes, advice) == 0)
 
 
 class PrivateMap(_Map):

@@ -39,8 +39,15 @@ __all__ = [
     "unpack_sums",
 ]
 
+
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):  # not on macOS and Windows
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 #: Copies gain nothing above this; memory bandwidth is the limit long before.
-DEFAULT_THREADS: Final = max(1, min(8, len(os.sched_getaffinity(0))))
+DEFAULT_THREADS: Final = max(1, min(8, _cores()))
 _PIECE_BYTES: Final = 16 << 20
 #: Pieces that stay in the cache between the copy and the hash.
 _HASHED_BYTES: Final = 1 << 20
@@ -121,7 +128,8 @@ def _forget_pools() -> None:
     _pools.clear()
 
 
-os.register_at_fork(after_in_child=_forget_pools)
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_forget_pools)
 
 
 def run_parallel(

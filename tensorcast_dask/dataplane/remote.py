@@ -14,6 +14,8 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import sys
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 from tensorcast_dask.dataplane.memory import DEFAULT_THREADS, address, run_parallel
@@ -27,8 +29,6 @@ __all__ = ["allow_reader", "can_read", "read_process"]
 _PIECE_BYTES: Final = 16 << 20
 _PR_SET_PTRACER: Final = 0x59616D61
 
-_LIBC: Final = ctypes.CDLL(None, use_errno=True)
-
 
 class _Range(ctypes.Structure):
     """`struct iovec`."""
@@ -39,8 +39,11 @@ class _Range(ctypes.Structure):
     ]
 
 
+@lru_cache(maxsize=1)
 def _call() -> Any:  # noqa: ANN401
-    found = getattr(_LIBC, "process_vm_readv", None)
+    """Return the system call, declared; on first use, not at import."""
+    libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+    found = getattr(libc, "process_vm_readv", None)
     if found is None:
         message = (
             "this system cannot read another process's memory; bytes go over the socket"
@@ -60,7 +63,7 @@ def _call() -> Any:  # noqa: ANN401
 
 def allow_reader(pid: int) -> None:
     """Let process `pid` read this one's memory where Yama asks for it; else no effect."""
-    _LIBC.prctl(_PR_SET_PTRACER, ctypes.c_ulong(pid), 0, 0, 0)
+    ctypes.CDLL(None).prctl(_PR_SET_PTRACER, ctypes.c_ulong(pid), 0, 0, 0)
 
 
 def can_read(pid: int, at: int) -> bool:

@@ -250,6 +250,7 @@ class Server:
             left = dict(self._open)
         for sock in left.values():
             _hang_up(sock)
+        left.pop(threading.current_thread(), None)  # a handler may ask for the end
         for thread in left:
             thread.join(max(0.0, until_s - time.monotonic()))
         self._close_listeners()
@@ -295,21 +296,18 @@ class Server:
                 logger.warning("cannot accept a connection: %s", error)
                 time.sleep(_LATE_AGAIN_S)
             return
-        if sock.family != socket.AF_UNIX:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_S)
-        if accept.tls is not None:
-            sock = accept.tls.wrap_socket(
-                sock, server_side=True, do_handshake_on_connect=False
+        try:
+            sock = _prepared(sock, accept.tls)
+            thread = threading.Thread(
+                target=self._serve, args=(sock,), name="tensorcast-serve", daemon=True
             )
-        thread = threading.Thread(
-            target=self._serve, args=(sock,), name="tensorcast-serve", daemon=True
-        )
-        if self._admit(thread, sock):
-            thread.start()
-        else:
-            sock.close()
+            if self._admit(thread, sock):
+                thread.start()
+                return
+        except (OSError, RuntimeError) as error:  # it went away; no thread to be had
+            logger.warning("cannot serve a connection: %s", error)
+            self._forget(sock)
+        sock.close()
 
     def _admit(self, thread: threading.Thread, sock: socket.socket) -> bool:
         """Count a new connection in; where strangers are too many the oldest must go."""
@@ -348,11 +346,15 @@ class Server:
         finally:
             if peer is not None:
                 self._tell_closed(peer)
-            with self._lock:
-                self._strangers.pop(me, None)
-                self._open.pop(me, None)
+            self._forget(sock)
             _hang_up(sock)
             sock.close()
+
+    def _forget(self, sock: socket.socket) -> None:
+        with self._lock:
+            for thread in [t for t, s in self._open.items() if s is sock]:
+                del self._open[thread]
+                self._strangers.pop(thread, None)
 
     def _handshake(self, stream: FrameStream) -> Peer | None:
         until_s = time.monotonic() + self._limits.handshake_s
@@ -451,6 +453,16 @@ def _hang_up(sock: socket.socket) -> None:
     """End both directions; the thread that uses the socket notices and closes it."""
     with contextlib.suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)
+
+
+def _prepared(sock: socket.socket, tls: ssl.SSLContext | None) -> socket.socket:
+    if sock.family != socket.AF_UNIX:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_S)
+    if tls is None:
+        return sock
+    return tls.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
 
 
 @dataclass(frozen=True, slots=True)

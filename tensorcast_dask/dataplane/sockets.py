@@ -30,12 +30,13 @@ if TYPE_CHECKING:
 __all__ = ["SCRATCH_BYTES", "Io", "Pace", "PlainIo", "TlsIo", "close_fds"]
 
 _MAX_FDS: Final = 8
-_ANCILLARY_BYTES: Final = socket.CMSG_SPACE(_MAX_FDS * 4)
+_ANCILLARY_BYTES: Final = 16 + _MAX_FDS * 4  # CMSG_SPACE on 64-bit Linux
 _TIMEVAL: Final = struct.Struct("ll")
 # Plain integers: arithmetic on the enumerations of `socket` is slow.
-_WAIT_ALL: Final = int(socket.MSG_WAITALL)
-_CLOEXEC: Final = int(socket.MSG_CMSG_CLOEXEC)
-_CUT: Final = int(socket.MSG_CTRUNC)
+_UNIX: Final = getattr(socket, "AF_UNIX", None)
+_WAIT_ALL: Final = int(getattr(socket, "MSG_WAITALL", 0))
+_CLOEXEC: Final = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0))
+_CUT: Final = int(getattr(socket, "MSG_CTRUNC", 0))
 SCRATCH_BYTES: Final = 256 << 10
 
 
@@ -76,7 +77,7 @@ class PlainIo:
     def __init__(self, sock: socket.socket) -> None:
         sock.settimeout(None)
         self._sock = sock
-        self._unix = sock.family == socket.AF_UNIX
+        self._unix = sock.family == _UNIX
         self._waits: dict[int, float | None] = {
             socket.SO_RCVTIMEO: None,
             socket.SO_SNDTIMEO: None,

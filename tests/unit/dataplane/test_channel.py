@@ -385,3 +385,66 @@ def test_a_slow_connection_is_slow_alone() -> None:
             assert time.monotonic() - began_s < 0.3
         thread.join(20)
         slow.close()
+
+
+def test_an_idle_channel_that_ends_under_the_request_costs_no_error(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = ChannelPool(served.credentials)
+    with pool.channel(served.card) as first:
+        pass
+    # The peer's end crosses the request on the wire: the look before saw nothing yet.
+    monkeypatch.setattr(Channel, "usable", property(lambda c: not c._broken))
+    first.stream.sock.shutdown(socket.SHUT_RDWR)
+    assert pool.call(served.card, ASK, expect=State).message == State(json=b"{}")
+    assert served.server.connections == 1
+    pool.close()
+
+
+def test_a_stall_is_not_waited_for_twice(served: Served) -> None:
+    served.break_at(1, Break.STALL)
+    pool = ChannelPool(served.credentials_with(stall_s=0.3))
+    pool.call(served.card, ASK, expect=State)
+    began_s = time.monotonic()
+    with pytest.raises(PeerLost, match="stalled"):
+        pool.call(served.card, chunk(1), expect=Chunk, max_payload_bytes=40_000)
+    # Up to twice the silence: half a chunk came at its beginning.
+    assert time.monotonic() - began_s < 1.1
+    pool.close()
+
+
+def test_a_client_without_linux_imports_what_it_needs_for_tcp() -> None:
+    code = textwrap.dedent(
+        """
+        import os, random, select, socket, sys, tempfile
+        sys.platform = "darwin"
+        for name in ("MSG_CMSG_CLOEXEC", "CMSG_SPACE", "SO_PEERCRED", "TCP_KEEPIDLE",
+                     "TCP_CONGESTION", "TCP_USER_TIMEOUT", "AF_UNIX"):
+            delattr(socket, name)
+        for name in ("sched_getaffinity", "register_at_fork", "pidfd_open",
+                     "memfd_create", "sendfile"):
+            delattr(os, name)
+        sys.modules["fcntl"] = sys.modules["resource"] = None
+        from tensorcast_dask.dataplane import (
+            auth, channel, congestion, framing, hosts, link, maps, memory, remote,
+            transports,
+        )
+        from tensorcast_dask.exceptions import UnsupportedPlatform
+        target = bytearray(3)
+        memory.copy(target, b"abc")
+        for use in (lambda: maps.PrivateMap(0, 10, close_fd=False),
+                    lambda: remote.read_process(1, 1, target)):
+            try:
+                use()
+            except UnsupportedPlatform:
+                print("said so")
+        """
+    )
+    child = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert child.stdout == "said so\nsaid so\n", child.stderr

@@ -432,3 +432,19 @@ def test_a_dead_socket_file_is_replaced(tmp_path: Path, leaves_nothing: None) ->
     rig = Rig(tmp_path, Limits())
     rig.connect().close()
     assert rig.server.stop(within_s=10)
+
+
+def test_the_end_may_be_asked_for_by_a_request(rig: Rig) -> None:
+    stopped: list[bool] = []
+    before = rig.handler.handle
+
+    def handle(request: StoreRequest, payload: Payload, peer: Peer) -> Reply:
+        if request == ask("end"):
+            stopped.append(rig.server.stop(within_s=5))
+        return before(request, payload, peer)
+
+    rig.handler.handle = handle  # type: ignore[method-assign]
+    with rig.connect() as channel, contextlib.suppress(PeerLost):
+        channel.call(ask("end"), expect=Done)
+    eventually(lambda: stopped == [True], within_s=10)
+    eventually(lambda: rig.server.connections == 0, within_s=10)
