@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Final, NoReturn
 
 import msgspec
@@ -102,7 +103,7 @@ _NOTHING_OWN: Final = _Own(v=0)
 # --------------------------------------------------------------------- writing
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class FilePlan:
     """One file of a save, before its bytes are known."""
 
@@ -114,10 +115,15 @@ class FilePlan:
     metadata: Mapping[str, str]
     own: _Own
 
+    @cached_property
+    def head_nbytes(self) -> int:
+        """Bytes before the data."""
+        return len(self.head())
+
     @property
     def file_nbytes(self) -> int:
         """Length of the file."""
-        return len(self.head()) + self.data_nbytes
+        return self.head_nbytes + self.data_nbytes
 
     @property
     def chunks(self) -> int:

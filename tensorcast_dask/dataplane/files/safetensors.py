@@ -27,6 +27,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NoReturn, TypeVar
 
+import msgspec
+
 from tensorcast_dask.dataplane.files.opening import opened
 from tensorcast_dask.exceptions import CorruptFile, InvalidArgument
 
@@ -246,6 +248,8 @@ def _object(
 
 
 def _skip(text: str, at: int) -> int:
+    if at < len(text) and text[at] > " ":
+        return at
     found = _SPACE.match(text, at)
     assert found is not None, "a pattern that may be empty always matches"
     return found.end()
@@ -279,39 +283,46 @@ def _tensor_text(text: str, at: int) -> tuple[str, int]:
 # --------------------------------------------------------------------- tensors
 
 
+class _Members(msgspec.Struct, forbid_unknown_fields=True):
+    dtype: str
+    shape: tuple[int, ...]
+    data_offsets: tuple[int, int]
+
+
+_MEMBERS: Final = msgspec.json.Decoder(_Members)
+#: What no legal entry has outside its strings, and no dtype inside: signs and fractions.
+_NOT_NATURAL = re.compile(r"[-.]|\d[eE]")
+#: Three keys and a dtype: with more, a member stands there twice.
+_QUOTES: Final = 8
+
+
 def _entry(name: str, text: str, *, path: str) -> Entry:
     try:
-        pairs: list[tuple[str, object]] = json.loads(text, object_pairs_hook=list)
-    except (ValueError, RecursionError) as error:
-        _refuse(path, f"its entry is not JSON ({error})", tensor=name)
-    members = dict(pairs)
-    if len(pairs) != 3 or set(members) != {"dtype", "shape", "data_offsets"}:
+        members = _MEMBERS.decode(text)
+    except (msgspec.MsgspecError, RecursionError) as error:
         _refuse(
             path,
-            "its entry is not dtype, shape and data_offsets, each once",
+            f"its entry is not dtype, shape and data_offsets ({error})",
             tensor=name,
         )
-    dtype = members["dtype"]
-    if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
-        _refuse(path, f"dtype {dtype!r} is not one of the format's", tensor=name)
-    shape = _naturals(members["shape"], text)
-    offsets = _naturals(members["data_offsets"], text)
-    if shape is None or offsets is None or len(offsets) != 2:
+    if text.count('"') != _QUOTES:
+        _refuse(path, "its entry says something twice", tensor=name)
+    if members.dtype not in DTYPE_BITS:
         _refuse(
-            path, "shape and data_offsets must be lists of whole numbers", tensor=name
+            path, f"dtype {members.dtype!r} is not one of the format's", tensor=name
         )
-    entry = Entry(name=name, dtype=dtype, shape=shape, begin=offsets[0], end=offsets[1])
+    begin, end = members.data_offsets
+    if _NOT_NATURAL.search(text) or max(begin, end, *members.shape) > _MAX_INT:
+        _refuse(
+            path,
+            "shape and data_offsets must be whole numbers below 2**63",
+            tensor=name,
+        )
+    entry = Entry(
+        name=name, dtype=members.dtype, shape=members.shape, begin=begin, end=end
+    )
     _check_nbytes(entry, path=path)
     return entry
-
-
-def _naturals(value: object, text: str) -> tuple[int, ...] | None:
-    """Return `value` when it is a list of whole numbers (true, 1.0 and -0 are none)."""
-    if not isinstance(value, list) or "-" in text:
-        return None
-    if not all(type(item) is int and item <= _MAX_INT for item in value):
-        return None
-    return tuple(value)
 
 
 def _check_nbytes(entry: Entry, *, path: str) -> None:

@@ -358,7 +358,7 @@ class Spool:
             )
             draft.place()
             draft.begin_writeback()  # clean by now: this drops it from the page cache
-            with open_model(path) as model:
+            with _open_sealed(str(path)) as model:
                 verify(model, threads=1, direct=self._direct)
             draft.settle()
         return nbytes
@@ -383,7 +383,7 @@ class Spool:
             message = f"generation {generation} is not on the disk of this node"
             raise NotFound(message)
         try:
-            return open_model(spooled.path)
+            return _open_sealed(spooled.path)
         except NotFound as error:
             self._forget(generation)
             message = f"{spooled.path} of {spooled.id!r} was removed by somebody else; use another replica"
@@ -467,6 +467,16 @@ def _recognise(path: Path) -> Spooled:
         file_nbytes=header.file_size,
         record=tag.record,
     )
+
+
+def _open_sealed(path: str) -> Model:
+    """Open a file of ours; without its seal and sums it would be read on trust."""
+    model = open_model(path)
+    if model.files[0].sums is None:
+        model.close()
+        message = f"{path} has lost its checksums; use another replica"
+        raise CorruptFile(message, {"file": path})
+    return model
 
 
 def _set_aside(path: Path) -> str:

@@ -93,7 +93,7 @@ def write_file(
     on_bytes: Callable[[int], None] | None = None,
 ) -> int:
     """Write all of a file into its draft; return its length."""
-    start = len(plan.head())
+    start = plan.head_nbytes
     sums: list[int] = []
     for chunk in range(0, plan.data_nbytes, plan.chunk_bytes):
         end = min(chunk + plan.chunk_bytes, plan.data_nbytes)
