@@ -1,0 +1,319 @@
+"""The store's side of the link: greet, announce, take orders.
+
+Rules:
+
+1. The link's thread decides and hands on; what takes time runs as a job, drops in one
+   thread of their own in the catalog's order. So a lease is renewed whatever moves.
+2. After each greeting everything is said anew: who we are, what we hold, what ended.
+3. While the link is down the address is looked up again in `link.json` beside the stores'
+   folders: a scheduler that came back elsewhere is found without a worker.
+4. Leave to drop is given by `DropGranted` alone, and acted on also when nobody waits for
+   it any more: the catalog no longer lists those replicas.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import queue
+import threading
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from tensorcast_dask.dataplane import faults
+from tensorcast_dask.dataplane.link import Link, LinkCallbacks
+from tensorcast_dask.store.core import now_s
+from tensorcast_dask.store.records import record_of
+from tensorcast_dask.store.state.replicas import Life
+from tensorcast_dask.tensors.ids import RequestId
+from tensorcast_dask.tensors.messages import (
+    DoCancel,
+    DoDrop,
+    DoEnd,
+    DoLinger,
+    DoLoad,
+    DoMark,
+    DoPull,
+    DoSave,
+    DropGranted,
+    FromNode,
+    Inventory,
+    MayDrop,
+    NodeHello,
+    NodeWelcome,
+    Renew,
+    ReplicaRecord,
+    TaskDone,
+    TaskSeen,
+    ToNode,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from tensorcast_dask.exceptions import TensorCastError
+    from tensorcast_dask.store.core import Core
+    from tensorcast_dask.store.ends import Ends
+    from tensorcast_dask.store.files import Files
+    from tensorcast_dask.store.identity import Identity
+    from tensorcast_dask.store.jobs import Jobs
+    from tensorcast_dask.store.movers import Movers
+    from tensorcast_dask.tensors.ids import Generation
+
+__all__ = ["LINK_NAME", "Catalog"]
+
+logger = logging.getLogger(__name__)
+
+LINK_NAME: Final = "link.json"
+_INVENTORY_BATCH: Final = 512
+
+
+class _Address(msgspec.Struct):
+    """Where the scheduler plugin listens now; written by it."""
+
+    host: str
+    port: int
+    cluster: str
+
+
+class Catalog:
+    """The link of one store.
+
+    Parameters
+    ----------
+    core : Core
+        The state.
+    identity : Identity
+        Who we are and where the catalog is.
+    ends : Ends
+        Adoption and the end.
+    jobs : Jobs
+        Runs the catalog's tasks.
+    movers : Movers
+        Carries pulls out.
+    files : Files
+        Carries loads and saves out.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        identity: Identity,
+        *,
+        ends: Ends,
+        jobs: Jobs,
+        movers: Movers,
+        files: Files,
+    ) -> None:
+        self._core = core
+        self._identity = identity
+        self._ends = ends
+        self._jobs = jobs
+        self._movers = movers
+        self._files = files
+        self._address: Path = identity.folder.parent / LINK_NAME
+        self._greeted = False
+        self._rids = itertools.count(1)
+        #: Who waits for an answer to `MayDrop`.
+        self._asked: dict[RequestId, threading.Event] = {}
+        self._drops: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._dropper = threading.Thread(
+            target=self._run_drops, name="tensorcast-drops", daemon=True
+        )
+        self._link = Link(
+            LinkCallbacks(
+                hello=self._hello,
+                on_up=self._on_up,
+                on_message=self._on_message,
+                on_down=self._on_down,
+                renew=self._renew,
+            ),
+            target=identity.link,
+        )
+        core.tell = self.tell
+        core.lease_left_s = self.lease_left_s
+        core.room.ask_leave = self._ask_leave
+
+    # -------------------------------------------------------------- life
+    def start(self) -> None:
+        """Begin to connect."""
+        self._dropper.start()
+        self._link.start()
+
+    def relink(self) -> None:
+        """Greet the catalog anew: the card, or the catalog, is another one."""
+        self._link.aim(self._identity.link)
+
+    def stop(self, *, within_s: float) -> None:
+        """Say what is still to be said and end the link."""
+        self._drops.put(None)
+        if self._dropper.ident is not None:
+            self._dropper.join(within_s)
+        self._link.stop(within_s=within_s)
+
+    @property
+    def up(self) -> bool:
+        """Whether the catalog listens."""
+        return self._link.up
+
+    def lease_left_s(self) -> float:
+        """Return what is left of the node's lease; infinite while never greeted."""
+        return self._link.lease_left_s if self._greeted else float("inf")
+
+    def tell(self, message: FromNode) -> None:
+        """Send, or drop: what is not said now is in the next inventory."""
+        self._link.send(message)
+
+    # -------------------------------------------------------------- greeting
+    def _hello(self) -> NodeHello:
+        identity = self._identity
+        with self._core.lock:
+            return NodeHello(
+                card=identity.card,
+                cluster=identity.cluster,
+                epoch=identity.epoch,
+                counter=self._core.table.highest,
+                uses=self._core.uses(),
+            )
+
+    def _on_up(self, welcome: NodeWelcome) -> Iterator[FromNode]:
+        self._greeted = True
+        self._identity.greeted(welcome.cluster, welcome.epoch)
+        outcomes = self._jobs.greeted(welcome.epoch)
+        records = self._inventory(with_index=welcome.need_index)
+        logger.info(
+            "greeted by catalog epoch %d; %d replicas", welcome.epoch, len(records)
+        )
+        for at in range(0, max(1, len(records)), _INVENTORY_BATCH):
+            batch = records[at : at + _INVENTORY_BATCH]
+            yield Inventory(
+                replicas=tuple(batch), more=at + _INVENTORY_BATCH < len(records)
+            )
+        yield from outcomes
+
+    def _inventory(self, *, with_index: bool) -> list[ReplicaRecord]:
+        core = self._core
+        with core.lock:
+            return [
+                record_of(
+                    replica,
+                    copy.tier,
+                    chunk_bytes=core.settings.chunk_bytes,
+                    with_index=with_index,
+                )
+                for replica in core.table.replicas.values()
+                for copy in replica.copies
+                if copy.life is Life.COMMITTED
+            ]
+
+    def _renew(self, seq: int) -> Renew:
+        return Renew(seq=seq, uses=self._core.uses())
+
+    def _on_down(self, error: TensorCastError) -> None:
+        logger.debug("no link: %s", error)
+        for waiting in list(self._asked.values()):
+            waiting.set()
+        target = self._identity.link
+        found = self._read_address()
+        if target is None or found is None:
+            return
+        if (found.host, found.port) != (target.host, target.port):
+            self._identity.moved(found.host, found.port)
+            self._link.aim(self._identity.link)
+
+    def _read_address(self) -> _Address | None:
+        try:
+            found = msgspec.json.decode(self._address.read_bytes(), type=_Address)
+        except (OSError, msgspec.DecodeError):
+            return None
+        mine = self._identity.cluster
+        return found if not mine or found.cluster == mine else None
+
+    # -------------------------------------------------------------- leave to drop
+    def _ask_leave(self, generations: list[Generation], until_s: float) -> None:
+        rid = RequestId(f"{self._identity.node}-{next(self._rids)}")
+        answered = self._asked[rid] = threading.Event()
+        try:
+            if self._link.send(MayDrop(rid=rid, generations=tuple(generations))):
+                answered.wait(max(0.0, until_s - now_s()))
+        finally:
+            del self._asked[rid]
+
+    def _granted(self, message: DropGranted) -> None:
+        for generation in message.generations:
+            self._core.drop(generation, why="evicted: other nodes hold it")
+        answered = self._asked.get(message.rid)
+        if answered is not None:
+            answered.set()
+
+    # -------------------------------------------------------------- orders
+    def _on_message(self, message: ToNode) -> None:
+        match message:
+            case DoPull() | DoLoad() | DoSave():
+                self._start(message)
+            case DoDrop():
+                self._drops.put(lambda: self._drop(message))
+            case DropGranted():
+                self._drops.put(lambda: self._granted(message))
+            case DoMark():
+                self._mark(message)
+            case DoCancel():
+                self._jobs.cancel(message.task)
+            case TaskSeen():
+                self._jobs.seen(message.task)
+            case DoLinger():
+                self._ends.linger(message.ttl_s)
+            case DoEnd():
+                self._ends.end(message.why)
+            case _:
+                logger.warning("not expected here: %s", type(message).__name__)
+
+    def _start(self, order: DoPull | DoLoad | DoSave) -> None:
+        match order:
+            case DoPull():
+                self._jobs.start(
+                    order.task,
+                    deadline_s=order.deadline_s,
+                    run=lambda job: self._movers.pull(order, job),
+                )
+            case DoLoad():
+                self._jobs.start(
+                    order.task,
+                    deadline_s=order.deadline_s,
+                    run=lambda job: self._files.load(order, job),
+                )
+            case DoSave():
+                self._jobs.start(
+                    order.task,
+                    deadline_s=order.deadline_s,
+                    run=lambda job: self._files.save(order, job),
+                )
+
+    def _mark(self, message: DoMark) -> None:
+        with self._core.lock:
+            ends_s = now_s() + message.pinned_s if message.pinned_s > 0 else 0.0
+            self._core.table.mark(
+                message.generation,
+                published=message.published,
+                spare=message.spare,
+                pin_ends_s=ends_s,
+            )
+
+    def _drop(self, order: DoDrop) -> None:
+        faults.point("destroy.before_drop", detail=str(order.generation))
+        self._core.drop(
+            order.generation,
+            order.tier,
+            why=order.why or ("destroyed" if order.final else "dropped"),
+            final=order.final,
+        )
+        self._jobs.ended(TaskDone(task=order.task))
+
+    def _run_drops(self) -> None:
+        while (act := self._drops.get()) is not None:
+            try:
+                act()
+            except Exception:
+                logger.exception("a drop failed")

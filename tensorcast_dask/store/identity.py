@@ -1,0 +1,154 @@
+"""Who this store is: its card, its cluster, its secrets.
+
+Rules:
+
+1. The card on disk is what `card` says, written whole at each change.
+2. Token and certificates live in memory only; they came over the start pipe or with an
+   adoption and are never written or logged.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from tensorcast_dask.dataplane import hosts
+from tensorcast_dask.exceptions import Mismatch
+from tensorcast_dask.tensors.ids import ClusterId, Epoch, Incarnation, NodeId
+from tensorcast_dask.tensors.messages import NodeCard
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tensorcast_dask.tensors.ids import HostId
+    from tensorcast_dask.tensors.messages import (
+        Adopt,
+        LinkTarget,
+        StoreSettings,
+        TlsFiles,
+    )
+
+__all__ = ["Identity"]
+
+
+class Identity:
+    """The identity of one store process.
+
+    Parameters
+    ----------
+    node : NodeId
+        Minted by the starter or by `main`.
+    host : HostId
+        Identity of this host.
+    folder : Path
+        The store's folder in the run directory.
+    settings : StoreSettings
+        Labels and roles.
+    link : LinkTarget, optional
+        The cluster, where it is known from the start.
+    """
+
+    def __init__(
+        self,
+        *,
+        node: NodeId,
+        host: HostId,
+        folder: Path,
+        settings: StoreSettings,
+        link: LinkTarget | None = None,
+    ) -> None:
+        self.node = node
+        self.folder = folder
+        self.link = link
+        #: Highest epoch of a catalog seen.
+        self.epoch = Epoch(0) if link is None else link.epoch
+        self.card = NodeCard(
+            node=node,
+            incarnation=Incarnation(0),
+            host=host,
+            socket=hosts.socket_path(folder),
+            pid=os.getpid(),
+            pid_start=hosts.process_start(os.getpid()),
+            roles=settings.roles,
+            labels=settings.labels,
+        )
+
+    @property
+    def cluster(self) -> ClusterId:
+        """Return the cluster's id; "" while there is none."""
+        return ClusterId("") if self.link is None else self.link.cluster
+
+    @property
+    def token(self) -> bytes:
+        """Return the cluster's token; b"" while there is none."""
+        return b"" if self.link is None else self.link.token
+
+    @property
+    def tls(self) -> TlsFiles | None:
+        """Return the cluster's certificates."""
+        return None if self.link is None else self.link.tls
+
+    def check_cluster(self, link: LinkTarget, *, holds: bool) -> None:
+        """Return when a worker with `link` may adopt.
+
+        Raises
+        ------
+        Mismatch
+            When this store holds replicas of another cluster.
+        """
+        if not (self.cluster and link.cluster) or link.cluster == self.cluster:
+            return
+        if holds:
+            message = (
+                f"this store holds artifacts of cluster {self.cluster}, the worker is of "
+                f"{link.cluster}; end the store, or give the worker the journal of its cluster"
+            )
+            raise Mismatch(message, {"cluster": self.cluster})
+
+    def adopted(self, request: Adopt, incarnation: Incarnation) -> NodeCard:
+        """Become the asking worker's; the new card."""
+        link = request.link
+        if link.cluster or self.link is None:
+            self.link = link
+        else:  # a catalog that lost its journal takes the cluster from us
+            self.link = msgspec.structs.replace(
+                link, cluster=self.link.cluster, token=self.link.token
+            )
+        self.epoch = max(self.epoch, link.epoch)
+        return self._write(
+            incarnation=incarnation,
+            name=request.name,
+            worker=request.worker,
+            mapping=request.mapping,
+            labels=request.settings.labels,
+            roles=request.settings.roles,
+            tls=self.tls is not None,
+        )
+
+    def greeted(self, cluster: ClusterId, epoch: Epoch) -> None:
+        """Note what the catalog said of itself."""
+        self.epoch = max(self.epoch, epoch)
+        if self.link is not None:
+            self.link = msgspec.structs.replace(
+                self.link, cluster=cluster, epoch=self.epoch
+            )
+
+    def moved(self, host: str, port: int) -> None:
+        """Note where the catalog listens now."""
+        if self.link is not None:
+            self.link = msgspec.structs.replace(self.link, host=host, port=port)
+
+    def unattended(self) -> NodeCard:
+        """Have no worker any more; the new card."""
+        return self._write(worker="")
+
+    def listens(self, host: str, port: int) -> NodeCard:
+        """Note where the data port is; the new card."""
+        return self._write(data_host=host, data_port=port)
+
+    def _write(self, **changes: object) -> NodeCard:
+        self.card = msgspec.structs.replace(self.card, **changes)
+        hosts.write_card(self.folder, self.card)
+        return self.card

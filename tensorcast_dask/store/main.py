@@ -1,0 +1,250 @@
+"""The store process: put together, made ready, kept until it has to end.
+
+Rules:
+
+1. It never forks, and imports neither Dask nor an array library.
+2. The card is written when everything else is ready: who reads it may connect.
+3. Its stdio is its log; SIGTERM is an end message, SIGINT and SIGHUP are nothing.
+4. At its end its folder goes, with all that was in it; its memory goes with its last reader.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+import os
+import shutil
+import signal
+import sys
+import time
+from typing import TYPE_CHECKING, Final
+
+from tensorcast_dask.dataplane import hosts
+from tensorcast_dask.dataplane.auth import server_tls
+from tensorcast_dask.dataplane.segments import ignore_sigio
+from tensorcast_dask.dataplane.server import Limits, Server
+from tensorcast_dask.exceptions import TensorCastError
+from tensorcast_dask.store.catalog import Catalog
+from tensorcast_dask.store.core import Core
+from tensorcast_dask.store.disk import open_disk
+from tensorcast_dask.store.ends import Ends
+from tensorcast_dask.store.files import Files
+from tensorcast_dask.store.identity import Identity
+from tensorcast_dask.store.jobs import Jobs
+from tensorcast_dask.store.launch import LOG_NAME, StoreStart, folder_of
+from tensorcast_dask.store.machine import Machine
+from tensorcast_dask.store.movers import Movers
+from tensorcast_dask.store.report import debug_state
+from tensorcast_dask.store.serve import Requests
+from tensorcast_dask.store.shelf import Shelf
+from tensorcast_dask.store.sums import Sums
+from tensorcast_dask.tensors.messages import Welcome, decode
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tensorcast_dask.tensors.messages import FromNode
+
+__all__ = ["Store", "main"]
+
+logger = logging.getLogger(__name__)
+
+_TICK_S: Final = 0.1
+_STOP_S: Final = 2.0
+_LOOPBACK: Final = "127.0.0.1"
+
+
+class Store:
+    """One store, in this process.
+
+    Parameters
+    ----------
+    told : StoreStart
+        Settings and secrets.
+    folder : Path
+        Its folder in the run directory.
+    """
+
+    def __init__(self, told: StoreStart, *, folder: Path) -> None:
+        settings = told.settings
+        host = settings.host or hosts.host_id(folder.parents[1])
+        self._folder = folder
+        self.identity = Identity(
+            node=told.node, host=host, folder=folder, settings=settings, link=told.link
+        )
+        self.core = Core(
+            settings,
+            shelf=Shelf(max_descriptors=settings.max_descriptors),
+            machine=Machine(),
+        )
+        self.ends = Ends(
+            self.core, self.identity, free_ttl_s=told.free_ttl_s or float("inf")
+        )
+        self._sums = Sums(self.core)
+        self._disk = open_disk(self.core, settings, told.node)
+        self.jobs = Jobs(self._tell)
+        movers = Movers(
+            self.core,
+            self.identity,
+            disk=self._disk,
+            tell=self._tell,
+        )
+        self.catalog = Catalog(
+            self.core,
+            self.identity,
+            ends=self.ends,
+            jobs=self.jobs,
+            movers=movers,
+            files=Files(self.core, movers),
+        )
+        self._server = Server(
+            Requests(
+                self.core,
+                sums=self._sums,
+                ends=self.ends,
+                state=self._state,
+                movers=movers,
+            ),
+            welcome=self._welcome,
+            token=lambda: self.identity.token,
+            limits=Limits(
+                stall_s=max(30.0, settings.stall_s),
+                bandwidth_bytes_per_s=settings.bandwidth_bytes_per_s,
+            ),
+            allow_uids=settings.allow_uids,
+        )
+        self._listening: object = None
+        self.ends.changed = self._changed
+
+    def _tell(self, message: FromNode) -> None:
+        self.core.tell(message)  # the link puts itself there
+
+    def _state(self) -> bytes:
+        return debug_state(
+            self.core,
+            identity=self.identity,
+            ends=self.ends,
+            connections=lambda: self._server.connections,
+            transfers=lambda: self.jobs.running,
+            lease_left_s=self.catalog.lease_left_s,
+        )
+
+    def _welcome(self) -> Welcome:
+        settings = self.core.settings
+        return Welcome(
+            card=self.identity.card,
+            cluster=self.identity.cluster,
+            epoch=self.identity.epoch,
+            chunk_bytes=settings.chunk_bytes,
+            small_bytes=settings.own_segment_bytes,
+        )
+
+    # -------------------------------------------------------------- life
+    def start(self) -> None:
+        """Listen, connect, and write the card."""
+        self._server.listen_unix(self.identity.card.socket)
+        self._listen()
+        self._server.start()
+        self._sums.start()
+        self.catalog.start()
+        hosts.write_card(self._folder, self.identity.card)
+
+    def _listen(self) -> None:
+        """Open the data port, where there is a cluster to prove; again for new certificates."""
+        settings, tls = self.core.settings, self.identity.tls
+        if self.identity.link is None:
+            return
+        host = settings.data_host or _LOOPBACK
+        wanted = (host, settings.data_ports, tls)
+        if wanted == self._listening:
+            return
+        port = self._server.listen_tcp(
+            host,
+            ports=settings.data_ports,
+            tls=None if tls is None else server_tls(tls),
+            congestion=settings.congestion,
+        )
+        self._listening = wanted
+        self.identity.listens(host, port)
+
+    def _changed(self) -> None:
+        try:
+            self._listen()
+        except TensorCastError:
+            logger.exception("the data port cannot be opened")
+        self.catalog.relink()
+
+    def run(self) -> None:
+        """Look at the clock until it is time to end."""
+        while not self.ends.ending.wait(_TICK_S):
+            self.core.tick()
+            self.ends.tick()
+        logger.info("ending: %s", self.ends.why)
+
+    def stop(self) -> None:
+        """End everything and leave nothing behind."""
+        with contextlib.suppress(OSError):
+            (self._folder / hosts.CARD_NAME).unlink()
+        self.catalog.stop(within_s=_STOP_S)
+        self._server.stop(within_s=_STOP_S)
+        self._sums.stop(within_s=_STOP_S)
+        self.ends.close()
+        if self._disk is not None:
+            self._disk.close(remove=True)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _take_stdio(folder: Path) -> None:
+    """Make the log our stdout and stderr, and nothing our stdin."""
+    log = os.open(
+        folder / LOG_NAME, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600
+    )
+    null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    os.dup2(null, 0)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(null)
+    os.close(log)
+    logging.basicConfig(
+        level=os.environ.get("TENSORCAST_LOG", "INFO"),
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
+
+
+def _signals(store: Store) -> None:
+    def end(number: int, _: object) -> None:
+        store.ends.why = f"signal {number}"
+        store.ends.ending.set()
+
+    ignore_sigio()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, end)
+
+
+def main() -> None:
+    """Run a store that is told what to be over stdin."""
+    started_s = time.perf_counter()
+    told = decode(sys.stdin.buffer.read(), StoreStart)
+    folder = folder_of(told.settings, told.node)
+    _take_stdio(folder)
+    try:
+        store = Store(told, folder=folder)
+        _signals(store)
+        store.start()
+    except BaseException:
+        logger.exception("the store cannot start")
+        raise
+    gc.freeze()
+    logger.info(
+        "store %s, pid %d, ready in %.0f ms",
+        told.node,
+        os.getpid(),
+        (time.perf_counter() - started_s) * 1e3,
+    )
+    store.run()
+    store.stop()
+    # Threads of readers may still hang in the kernel; nothing of ours is left to do.
+    logging.shutdown()
+    os._exit(0)

@@ -1,0 +1,430 @@
+"""Pulls: the planner's instructions carried out on sockets, into a segment of ours.
+
+Rules:
+
+1. A lane is one connection and one thread. It takes the next chunk when it is done with
+   one, receives it in one call without the GIL, and hands over only what it has verified.
+2. A source is reported lost only when all its lanes have ended: no byte of it can come.
+3. Whatever way it ends, the reservation is committed or taken back, every connection is
+   closed, and every lane has ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import threading
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from tensorcast_dask.dataplane import faults
+from tensorcast_dask.dataplane.transports.base import Context, Work, open_source
+from tensorcast_dask.exceptions import PeerLost, TensorCastError
+from tensorcast_dask.store.core import now_s
+from tensorcast_dask.store.records import digest_of_index
+from tensorcast_dask.store.sharing import Pulled, anyone
+from tensorcast_dask.store.state import pull
+from tensorcast_dask.store.targets import Target
+from tensorcast_dask.tensors.checksums import encode_sums
+from tensorcast_dask.tensors.messages import Fault, Location
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tensorcast_dask.dataplane.transports.base import Arrived, Source
+    from tensorcast_dask.store.core import Core
+    from tensorcast_dask.store.state.replicas import Wanted
+
+__all__ = ["PullRun"]
+
+logger = logging.getLogger(__name__)
+
+_TICK_S: Final = 0.05
+_DEPTH: Final = 2
+_RESERVE_S: Final = 60.0
+
+
+# ------------------------------------------------------------------ lanes
+@dataclass(eq=False, slots=True)
+class _Lane:
+    """One connection to one source."""
+
+    source: _Side
+    thread: threading.Thread | None = None
+    connection: Source | None = None
+    #: Chunks given to it and not handed over.
+    owes: deque[int] = field(default_factory=deque)
+    stolen: bool = False
+    scratch: bytearray | None = None
+
+
+@dataclass(eq=False, slots=True)
+class _Side:
+    """One source: its lanes and what is to be asked of it."""
+
+    number: int
+    location: Location
+    #: Chunks to ask for; None ends a lane.
+    todo: queue.SimpleQueue[int | None] = field(default_factory=queue.SimpleQueue)
+    lanes: list[_Lane] = field(default_factory=list)
+    closing: bool = False
+    error: TensorCastError | None = None
+
+
+class PullRun:
+    """One pull over TCP (or unix sockets).
+
+    Parameters
+    ----------
+    core : Core
+        The state.
+    wanted : Wanted
+        What is pulled and where to.
+    sources : tuple of Location
+        Holders, best first.
+    context : Context
+        Credentials and deadline.
+    progress : callable
+        Told of bytes that have arrived.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        wanted: Wanted,
+        sources: tuple[Location, ...],
+        *,
+        context: Context,
+        progress: Callable[[int], None],
+    ) -> None:
+        self._core = core
+        self._wanted = wanted
+        self._context = context
+        self._progress = progress
+        settings = core.settings
+        self._lanes_each = max(1, settings.connections)
+        share_bytes = settings.inflight_bytes // max(1, len(sources))
+        window = max(
+            1, min(self._lanes_each * _DEPTH, share_bytes // settings.chunk_bytes)
+        )
+        self._target = Target(core, wanted)
+        self._planner = pull.Pull(
+            sources=len(sources),
+            nbytes=wanted.nbytes,
+            window=window,
+            stall_s=settings.stall_s,
+            deadline_s=context.until_s or now_s() + 3600.0,
+        )
+        self._sides = [
+            _Side(number, anyone(location)) for number, location in enumerate(sources)
+        ]
+        self._lanes: list[_Lane] = []
+        self._events: queue.SimpleQueue[pull.Event] = queue.SimpleQueue()
+        #: Guards lanes and sides.
+        self._lock = threading.Lock()
+        self._outcome: pull.Finished | pull.Failed | None = None
+
+    def cancel(self, why: str) -> None:
+        """Give up; `run` raises soon."""
+        self._events.put(pull.Cancelled(why=why))
+
+    def run(self) -> Pulled:
+        """Pull, verify and commit.
+
+        Raises
+        ------
+        TensorCastError
+            When the bytes cannot be had in time; nothing is left of the attempt.
+        """
+        try:
+            self._do(self._planner.start(now_s=now_s()))
+            while self._outcome is None:
+                self._do(self._planner.handle(self._next(), now_s=now_s()))
+            if isinstance(self._outcome, pull.Failed):
+                raise self._outcome.fault.error()
+            return self._finish()
+        finally:
+            self._close()
+
+    def _next(self) -> pull.Event:
+        try:
+            return self._events.get(timeout=_TICK_S)
+        except queue.Empty:
+            return pull.TimePassed()
+
+    def _finish(self) -> Pulled:
+        planner, wanted = self._planner, self._wanted
+        self._reserve()
+        assert planner.index is not None, "store: a finished pull knows its index"
+        same_cut = planner.chunk_bytes == self._core.settings.chunk_bytes
+        self._end_lanes()
+        self._core.commit(
+            wanted.generation,
+            wanted.tier,
+            index=planner.index,
+            index_digest=digest_of_index(planner.index),
+            sums=encode_sums(planner.sums) if same_cut else b"",
+        )
+        used = [side.number for side in self._sides if planner.share()[side.number]]
+        return Pulled(
+            moved_bytes=wanted.nbytes,
+            via="tcp",
+            sources=tuple(self._sides[number].location.card.node for number in used),
+        )
+
+    def _close(self) -> None:
+        self._end_lanes()
+        self._target.close()
+
+    def _end_lanes(self) -> None:
+        """End every lane that can still write; one that is connecting never will."""
+        for side in self._sides:
+            self._leave(side)
+        with self._lock:
+            writing = [
+                lane.thread
+                for lane in self._lanes
+                if lane.connection is not None and lane.thread is not None
+            ]
+        for thread in writing:
+            thread.join()
+
+    # -------------------------------------------------------------- instructions
+    def _do(self, told: list[pull.Instruction]) -> None:
+        for instruction in told:
+            match instruction:
+                case pull.AskMap():
+                    self._ask_map(self._sides[instruction.source])
+                case pull.Fetch():
+                    self._fetch(self._sides[instruction.source], instruction.chunk)
+                case pull.Steal():
+                    self._steal(self._sides[instruction.source], instruction.chunk)
+                case pull.Leave():
+                    logger.warning("source %d: %s", instruction.source, instruction.why)
+                    self._leave(self._sides[instruction.source])
+                case pull.Finished() | pull.Failed():
+                    self._outcome = instruction
+
+    def _ask_map(self, side: _Side) -> None:
+        def ask() -> None:
+            source = None
+            try:
+                source = self._connect(side)
+                found = source.chunk_map()
+            except TensorCastError as error:
+                self._events.put(
+                    pull.Lost(
+                        source=side.number,
+                        fault=Fault.of(error),
+                        for_ever=not error.retryable,
+                    )
+                )
+                return
+            finally:
+                if source is not None:
+                    source.close()
+            self._events.put(
+                pull.Mapped(
+                    source=side.number,
+                    nbytes=found.nbytes,
+                    chunk_bytes=found.chunk_bytes,
+                    index=found.index,
+                    have=found.have,
+                    sums=found.sums,
+                )
+            )
+
+        if side.closing:  # lanes of the former attempt keep to their own side
+            side = self._sides[side.number] = _Side(side.number, side.location)
+        _spawn(ask)
+
+    def _connect(self, side: _Side) -> Source:
+        card = side.location.card
+        scheme = "tcp" if card.data_port else "unix"
+        return open_source(
+            side.location,
+            self._wanted.generation,
+            scheme=scheme,
+            context=self._context,
+        )
+
+    def _fetch(self, side: _Side, chunk: int) -> None:
+        try:
+            self._reserve()
+        except TensorCastError as error:
+            self._outcome = pull.Failed(fault=Fault.of(error))
+            return
+        side.todo.put(chunk)
+        with self._lock:
+            needed = len(side.lanes) < self._lanes_each
+            idle = any(not lane.owes for lane in side.lanes)
+            if not needed or (idle and side.todo.qsize() <= 1):
+                return
+            lane = _Lane(side)
+            side.lanes.append(lane)
+            self._lanes.append(lane)
+            lane.thread = _spawn(lambda: self._run_lane(lane))
+
+    def _steal(self, side: _Side, chunk: int) -> None:
+        with self._lock:
+            for lane in side.lanes:
+                if chunk in lane.owes:
+                    lane.stolen = True
+                    if lane.connection is not None:
+                        lane.connection.close()
+                    return
+        # It is still in the queue, or has arrived: ask the lanes to give the queue back.
+        self._requeue(side, chunk)
+
+    def _requeue(self, side: _Side, chunk: int) -> None:
+        kept: list[int | None] = []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                kept.append(side.todo.get_nowait())
+        for item in kept:
+            if item == chunk:
+                self._events.put(pull.Dropped(source=side.number, chunk=chunk))
+            else:
+                side.todo.put(item)
+
+    def _leave(self, side: _Side) -> None:
+        """Close all lanes of a source; the last one to end reports it lost."""
+        with self._lock:
+            side.closing = True
+            lanes = list(side.lanes)
+            for lane in lanes:
+                if lane.connection is not None:
+                    lane.connection.close()
+        for _ in range(self._lanes_each):
+            side.todo.put(None)
+
+    # -------------------------------------------------------------- arriving
+    def _reserve(self) -> None:
+        planner = self._planner
+        assert planner.index is not None, "store: a pull that knows no index"
+        self._target.reserve(
+            index=planner.index,
+            chunk_bytes=planner.chunk_bytes,
+            until_s=self._context.until_s or now_s() + _RESERVE_S,
+        )
+
+    def _place(self, lane: _Lane, chunk: int) -> memoryview:
+        """Return where a lane receives a chunk."""
+        length = self._planner.length(chunk)
+        if self._target.in_place:
+            return self._target.view(chunk, length)
+        # One buffer a lane: a chunk is settled before the next one is received.
+        if lane.scratch is None:
+            lane.scratch = bytearray(self._planner.chunk_bytes)
+        return memoryview(lane.scratch)[:length]
+
+    def _settle(self, lane: _Lane, arrived: Arrived) -> None:
+        """Put a verified chunk in its place and report it."""
+        chunk = arrived.work.chunk
+        self._target.settle(chunk, arrived.work.into)
+        with self._lock:
+            lane.owes.remove(chunk)
+        self._events.put(
+            pull.Arrived(
+                source=lane.source.number,
+                chunk=chunk,
+                digest=arrived.sum,
+                claimed=arrived.sum,
+            )
+        )
+        self._progress(arrived.nbytes)
+
+    # -------------------------------------------------------------- a lane's thread
+    def _run_lane(self, lane: _Lane) -> None:
+        error: TensorCastError | None = None
+        try:
+            while (chunk := lane.source.todo.get()) is not None:
+                self._read(lane, chunk)
+                if lane.source.closing:
+                    break
+        except TensorCastError as caught:
+            error = caught
+        except OSError as caught:
+            error = PeerLost(f"the pull failed on this side: {caught}")
+        finally:
+            if lane.connection is not None:
+                lane.connection.close()
+        self._lane_ended(lane, error)
+
+    def _read(self, lane: _Lane, first: int) -> None:
+        """Fetch a chunk, and those that follow while there are any."""
+        given = deque([first])
+        with self._lock:
+            lane.owes.append(first)
+        if lane.connection is None:
+            connection = self._connect(lane.source)
+            with self._lock:
+                lane.connection = connection
+                closing = lane.source.closing or lane.stolen
+            if closing:
+                message = "the connection is closed here"
+                raise PeerLost(message)
+
+        def work() -> Work | None:
+            if given:
+                chunk = given.popleft()
+            else:
+                try:
+                    found = lane.source.todo.get_nowait()
+                except queue.Empty:
+                    return None
+                if found is None:
+                    lane.source.todo.put(None)
+                    return None
+                chunk = found
+                with self._lock:
+                    lane.owes.append(chunk)
+            return Work(chunk, self._place(lane, chunk))
+
+        assert lane.connection is not None, "store: a lane reads when it is connected"
+        for arrived in lane.connection.read_chunks(work):
+            faults.point("copy.arrived", detail=self._wanted.id)
+            self._settle(lane, arrived)
+
+    def _lane_ended(self, lane: _Lane, error: TensorCastError | None) -> None:
+        side = lane.source
+        with self._lock:
+            side.lanes.remove(lane)
+            self._lanes.remove(lane)
+            owed = list(lane.owes)
+            lane.owes.clear()
+            stolen = lane.stolen and not side.closing
+            if error is not None and not stolen:
+                side.error = side.error or error
+            last = not side.lanes
+        if stolen:
+            for chunk in owed:
+                self._events.put(pull.Dropped(source=side.number, chunk=chunk))
+            return
+        if error is not None and not side.closing:
+            self._leave(side)
+        current = self._sides[side.number] is side
+        if last and current and (side.error is not None or side.closing):
+            self._report_lost(side)
+
+    def _report_lost(self, side: _Side) -> None:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                side.todo.get_nowait()
+        error = side.error or PeerLost(f"source {side.number} was left")
+        side.error = None
+        self._events.put(
+            pull.Lost(
+                source=side.number,
+                fault=Fault.of(error),
+                for_ever=bool(error.data.get("damaged")) or not error.retryable,
+            )
+        )
+
+
+def _spawn(target: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=target, name="tensorcast-pull", daemon=True)
+    thread.start()
+    return thread

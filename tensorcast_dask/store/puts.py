@@ -1,0 +1,217 @@
+"""Puts: room, bytes, commit; in one message for what is small.
+
+Rules:
+
+1. A reservation belongs to the connection that made it and ends with it, or at its
+   deadline, whichever comes first. A repeat of the request takes it over.
+2. Lengths and offsets are checked against the table before a byte is taken in.
+3. An index is decoded before it is believed: it describes exactly the bytes reserved.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, assert_never
+
+from tensorcast_dask.dataplane.memory import copy as copy_bytes
+from tensorcast_dask.dataplane.server import Peer, Reply
+from tensorcast_dask.exceptions import (
+    InvalidArgument,
+    Mismatch,
+    TensorCastError,
+)
+from tensorcast_dask.store.core import Core, Reading, now_s
+from tensorcast_dask.store.records import digest_of_index
+from tensorcast_dask.store.repeats import once
+from tensorcast_dask.store.state.replicas import Life, Wanted
+from tensorcast_dask.tensors.checksums import encode_sums
+from tensorcast_dask.tensors.messages import (
+    Abort,
+    Commit,
+    Done,
+    Reserve,
+    Reserved,
+    StoreReply,
+    Tier,
+    Write,
+)
+from tensorcast_dask.tensors.specs import Index
+
+if TYPE_CHECKING:
+    from tensorcast_dask.dataplane.framing import Payload
+    from tensorcast_dask.store.state.replicas import Filling, Replica
+    from tensorcast_dask.store.sums import Sums
+
+__all__ = ["Puts"]
+
+
+class Puts:
+    """Carries the requests of who writes.
+
+    Parameters
+    ----------
+    core : Core
+        The state.
+    sums : Sums
+        Chunk sums.
+    """
+
+    def __init__(self, core: Core, sums: Sums) -> None:
+        self._core = core
+        self._sums = sums
+
+    def handle(
+        self, request: Reserve | Write | Commit | Abort, payload: Payload, peer: Peer
+    ) -> Reply:
+        """Carry one request out."""
+        match request:
+            case Reserve():
+                return self._reserve(request, peer)
+            case Write():
+                return self._write(request, payload)
+            case Abort():
+                self._core.abort(request.generation, Tier.HOST)
+                return Reply(message=Done())
+            case Commit():
+                data = payload.read() if request.inline else bytearray()
+                change = functools.partial(self._commit, request, data, peer)
+                return once(self._core, request, change, extra=bytes(data))
+            case _:
+                assert_never(request)
+
+    def _wanted(self, request: Reserve | Commit, peer: Peer, nbytes: int) -> Wanted:
+        ttl_s = self._core.settings.reservation_ttl_s
+        if isinstance(request, Reserve) and request.deadline_s > 0:
+            ttl_s = request.deadline_s
+        if request.generation <= 0 or nbytes < 0 or not request.id:
+            message = "a reservation needs a generation, an id and a length; get them from the catalog"
+            raise InvalidArgument(message)
+        return Wanted(
+            generation=request.generation,
+            id=request.id,
+            version=request.version,
+            nbytes=nbytes,
+            tier=Tier.HOST,
+            owner=peer.number,
+            deadline_s=now_s() + ttl_s,
+            rid=request.rid,
+            labels=request.labels,
+        )
+
+    def _reserve(self, request: Reserve, peer: Peer) -> Reply:
+        core = self._core
+        wanted = self._wanted(request, peer, request.nbytes)
+        filling = self._same(request, peer)
+        if filling is None:
+            filling = core.reserve(wanted, until_s=wanted.deadline_s)
+        copy = filling.copy
+        warm = not filling.make_bytes
+        small = core.table.tiers[Tier.HOST].in_slab(request.nbytes)
+        if small or not request.map or not peer.unix:
+            answer = Reserved(generation=request.generation, mapped=False, warm=warm)
+            return Reply(message=answer)
+        try:
+            fd = core.shelf.own(copy.segment).write_description()
+        except TensorCastError:
+            core.abort(request.generation, Tier.HOST)
+            raise
+        answer = Reserved(generation=request.generation, mapped=True, warm=warm)
+        return Reply(message=answer, fds=(fd,))
+
+    def _same(self, request: Reserve, peer: Peer) -> Filling | None:
+        """Find the reservation that this very request made before, if it did."""
+        with self._core.lock:
+            key = (request.generation, Tier.HOST)
+            filling = self._core.table.fillings.get(key)
+            if filling is None or not request.rid or filling.rid != request.rid:
+                return None
+            held = self._core.table.replicas[request.generation]
+            if (held.nbytes, held.id) != (request.nbytes, request.id):
+                message = (
+                    f"request id {request.rid!r} reserved something else; mint a new id"
+                )
+                raise Mismatch(message)
+            filling.owner = peer.number
+            return None if filling.copy.life is Life.DROPPING else filling
+
+    def _write(self, request: Write, payload: Payload) -> Reply:
+        core = self._core
+        with core.lock:
+            filling = core.table.filling(request.generation, Tier.HOST)
+            held = core.hold(request.generation, filling.copy)
+        try:
+            end = request.offset + payload.nbytes
+            if request.offset < 0 or end > held.replica.nbytes:
+                message = f"bytes {request.offset} to {end} do not fit {held.replica.nbytes} reserved"
+                raise InvalidArgument(message)
+            nbytes = payload.nbytes
+            self._take_in(held, filling, payload, request.offset)
+            with core.lock:
+                ends_s = now_s() + core.settings.reservation_ttl_s
+                filling.deadline_s = max(filling.deadline_s, ends_s)
+        finally:
+            core.release(held)
+        return Reply(message=Done(nbytes=nbytes))
+
+    def _take_in(
+        self, held: Reading, filling: Filling, payload: Payload, offset: int
+    ) -> None:
+        """Receive a payload into its place: a map where pages are, else by `pwrite`."""
+        small = self._core.table.tiers[Tier.HOST].in_slab(held.replica.nbytes)
+        if filling.make_bytes and not small:
+            fd = self._core.shelf.own(held.copy.segment).fd
+            payload.read_to_file(fd, offset)
+        else:
+            payload.read_into(held.view()[offset : offset + payload.nbytes])
+
+    def _commit(self, request: Commit, data: bytearray, peer: Peer) -> StoreReply:
+        if request.inline:
+            return self._put_inline(request, data, peer)
+        with self._core.lock:
+            replica = self._core.table.replicas.get(request.generation)
+            if replica is not None:
+                _check_index(request.index, replica)
+        replica = self._core.commit(
+            request.generation,
+            Tier.HOST,
+            index=request.index,
+            index_digest=digest_of_index(request.index),
+        )
+        return Done(nbytes=replica.nbytes)
+
+    def _put_inline(self, request: Commit, data: bytearray, peer: Peer) -> StoreReply:
+        core = self._core
+        wanted = self._wanted(request, peer, len(data))
+        if not core.table.tiers[Tier.HOST].in_slab(len(data)):
+            message = (
+                f"{len(data)} bytes are too many for one message; reserve room for them"
+            )
+            raise InvalidArgument(message)
+        filling = core.reserve(wanted, until_s=wanted.deadline_s)
+        try:
+            held = core.hold(request.generation, filling.copy)
+            try:
+                _check_index(request.index, held.replica)
+                copy_bytes(held.view(), data)
+            finally:
+                core.release(held)
+            core.commit(
+                request.generation,
+                Tier.HOST,
+                index=request.index,
+                index_digest=digest_of_index(request.index),
+                sums=encode_sums(self._sums.cut(data)),
+            )
+        except BaseException:
+            core.abort(request.generation, Tier.HOST)
+            raise
+        return Done(nbytes=len(data))
+
+
+def _check_index(index: bytes, replica: Replica) -> None:
+    found = Index.decode(index)
+    if found.nbytes != replica.nbytes:
+        message = (
+            f"the index describes {found.nbytes} bytes, {replica.nbytes} were reserved"
+        )
+        raise Mismatch(message)

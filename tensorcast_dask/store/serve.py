@@ -1,0 +1,116 @@
+"""What the store does with each request; called by the server's connection threads.
+
+Rules:
+
+1. This file decides nothing: it finds who carries a request out.
+2. Adoption and the end are spoken over the unix socket only: the worker is on this host.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, assert_never
+
+from tensorcast_dask.dataplane.server import Peer, Reply
+from tensorcast_dask.exceptions import (
+    InvalidArgument,
+)
+from tensorcast_dask.store.puts import Puts
+from tensorcast_dask.store.reads import Reads
+from tensorcast_dask.store.repeats import once
+from tensorcast_dask.tensors.messages import (
+    Abort,
+    Adopt,
+    ChunkMapAsked,
+    Commit,
+    End,
+    Hello,
+    LetGo,
+    Open,
+    Proof,
+    ReadChunk,
+    ReadRanges,
+    Reserve,
+    State,
+    StateAsked,
+    StoreRequest,
+    SumsAsked,
+    Write,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tensorcast_dask.dataplane.framing import Payload
+    from tensorcast_dask.store.core import Core
+    from tensorcast_dask.store.ends import Ends
+    from tensorcast_dask.store.movers import Movers
+    from tensorcast_dask.store.sums import Sums
+
+__all__ = ["Requests"]
+
+
+class Requests:
+    """Carries the store protocol's requests out.
+
+    Parameters
+    ----------
+    core : Core
+        The state.
+    sums : Sums
+        Chunk sums.
+    ends : Ends
+        Adoption and the end.
+    state : callable
+        Makes `debug_state()` as JSON.
+    movers : Movers
+        Brings what lies on this node's disk into memory.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        *,
+        sums: Sums,
+        ends: Ends,
+        state: Callable[[], bytes],
+        movers: Movers,
+    ) -> None:
+        self._core = core
+        self._sums = sums
+        self._ends = ends
+        self._state = state
+        self._puts = Puts(core, sums)
+        self._reads = Reads(core, sums=sums, movers=movers)
+
+    def handle(self, request: StoreRequest, payload: Payload, peer: Peer) -> Reply:
+        """Carry one request out."""
+        match request:
+            case Reserve() | Write() | Commit() | Abort():
+                return self._puts.handle(request, payload, peer)
+            case Open() | ReadChunk() | ReadRanges():
+                return self._reads.handle(request, peer)
+            case ChunkMapAsked() | SumsAsked():
+                if isinstance(request, SumsAsked):
+                    self._sums.of(request.generation)
+                return Reply(message=self._reads.chunk_map(request.generation))
+            case StateAsked():
+                return Reply(message=State(json=self._state()))
+            case Adopt() | LetGo() | End():
+                return self._end(request, peer)
+            case Hello() | Proof():
+                message = "the handshake is over; send requests"
+                raise InvalidArgument(message)
+            case _:
+                assert_never(request)
+
+    def closed(self, peer: Peer) -> None:
+        """Take back what the connection had reserved; tell the adoption."""
+        self._reads.give_back(peer)
+        self._core.abandoned(peer.number)
+        self._ends.connection_ended(peer.number)
+
+    def _end(self, request: Adopt | LetGo | End, peer: Peer) -> Reply:
+        if not peer.unix:
+            message = f"{type(request).__name__} is taken on this host only, over the unix socket"
+            raise InvalidArgument(message)
+        return once(self._core, request, lambda: self._ends.ask(request, peer))

@@ -1,0 +1,171 @@
+"""What may go when a tier is full, and how much that would be.
+
+Rules:
+
+1. Never a replica that is leased, pinned or mapped by a reader (its memory would not come
+   free), never a last copy that the catalog has not given leave for.
+2. The order: warm segments (nobody's bytes); copies that this node has in another tier
+   too (nothing is lost); a move to the tier below (nothing is lost, it costs a write);
+   spare replicas, for which the catalog is asked.
+3. Least recently used first within each kind; no more than is needed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from tensorcast_dask.store.state.replicas import Life, Replica
+from tensorcast_dask.store.state.tiers import TierStock, page_rounded
+from tensorcast_dask.tensors.messages import Tier, TierUse
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tensorcast_dask.store.state.table import Table
+    from tensorcast_dask.tensors.ids import Generation
+
+__all__ = ["Plan", "plan", "uses"]
+
+
+@dataclass(slots=True)
+class Plan:
+    """What would make room, in the order in which it is to be done."""
+
+    #: Warm bytes to trim.
+    trim_bytes: int = 0
+    #: Copies in this tier that another tier of this node backs.
+    drop: list[Generation] = field(default_factory=list)
+    #: Replicas to move to the tier below first.
+    spill: list[Generation] = field(default_factory=list)
+    #: Replicas to ask the catalog for (`MayDrop`).
+    ask: list[Generation] = field(default_factory=list)
+    #: What all of it frees.
+    frees_bytes: int = 0
+
+    @property
+    def empty(self) -> bool:
+        """Say whether nothing can go."""
+        return not (self.trim_bytes or self.drop or self.spill or self.ask)
+
+
+def plan(
+    table: Table,
+    tier: Tier,
+    *,
+    need_bytes: int,
+    now_s: float,
+    mapped: Callable[[int], bool],
+) -> Plan:
+    """Propose what to give up so that `need_bytes` more are free in a tier.
+
+    Parameters
+    ----------
+    table : Table
+        What is held.
+    tier : Tier
+        Where room is wanted.
+    need_bytes : int
+        How much.
+    now_s : float
+        The store's clock; pins end by it.
+    mapped : callable
+        Says of a segment that has one tenant whether somebody else maps it.
+    """
+
+    def free(replica: Replica) -> bool:
+        copy = replica.copy(tier)
+        assert copy is not None, "store: a candidate without a copy"
+        if _busy(table, replica.generation, now_s):
+            return False
+        alone = copy.segment in stock.slabs or not stock.row.memory
+        return alone or not mapped(copy.segment)
+
+    stock = table.tiers[tier]
+    found = Plan(trim_bytes=min(need_bytes, stock.pool.warm_bytes))
+    found.frees_bytes = found.trim_bytes
+    asking: list[tuple[Generation, int]] = []
+    for generation, frees_bytes in stock.loose.items():
+        if found.frees_bytes >= need_bytes:
+            return found
+        replica = table.replicas[generation]
+        if not free(replica):
+            continue
+        if _backed(replica, tier):
+            found.drop.append(replica.generation)
+            found.frees_bytes += frees_bytes
+        else:
+            asking.append((replica.generation, frees_bytes))
+    _spill(table, stock, found, need_bytes=need_bytes, free=free)
+    chosen = set(found.spill)
+    for generation, frees_bytes in asking:
+        if found.frees_bytes >= need_bytes:
+            break
+        if generation not in chosen:
+            found.ask.append(generation)
+            found.frees_bytes += frees_bytes
+    return found
+
+
+def _busy(table: Table, generation: Generation, now_s: float) -> bool:
+    return generation in table.leased or table.pins.get(generation, 0.0) > now_s
+
+
+def _backed(replica: Replica, tier: Tier) -> bool:
+    return any(
+        copy.life is Life.COMMITTED and copy.tier is not tier for copy in replica.copies
+    )
+
+
+def _spill(
+    table: Table,
+    stock: TierStock,
+    found: Plan,
+    *,
+    need_bytes: int,
+    free: Callable[[Replica], bool],
+) -> None:
+    below = None if stock.row.spill is None else table.tiers.get(stock.row.spill)
+    if below is None or found.frees_bytes >= need_bytes:
+        return
+    room_bytes = below.row.capacity_bytes - below.held_bytes + below.loose_bytes
+    for generation, replica in table.replicas.items():
+        copy = replica.copy(stock.row.tier)
+        if found.frees_bytes >= need_bytes:
+            return
+        if copy is None or copy.life is not Life.COMMITTED or copy.shared:
+            continue
+        file_bytes = page_rounded(replica.nbytes)
+        if file_bytes > room_bytes or _backed(replica, stock.row.tier):
+            continue
+        if free(replica):
+            room_bytes -= file_bytes
+            found.spill.append(generation)
+            found.frees_bytes += copy.size_bytes
+
+
+def uses(table: Table, *, now_s: float) -> dict[Tier, TierUse]:
+    """Count each tier, by unique storage."""
+    pinned = [gen for gen, ends_s in table.pins.items() if ends_s > now_s]
+    busy = dict.fromkeys([*pinned, *table.leased])
+    return {
+        tier: TierUse(
+            capacity_bytes=stock.row.capacity_bytes,
+            used_bytes=stock.used_bytes,
+            reserved_bytes=stock.reserved_bytes,
+            pinned_bytes=sum(_size(table, gen, tier) for gen in pinned),
+            evictable_bytes=stock.loose_bytes
+            - sum(stock.loose.get(generation, 0) for generation in busy),
+            warm_bytes=stock.pool.warm_bytes + stock.slabs.free_bytes,
+            lingering_bytes=stock.pool.lingering_bytes,
+            shared_bytes=stock.shared_bytes,
+            replicas=stock.replicas,
+        )
+        for tier, stock in table.tiers.items()
+    }
+
+
+def _size(table: Table, generation: Generation, tier: Tier) -> int:
+    replica = table.replicas.get(generation)
+    copy = None if replica is None else replica.copy(tier)
+    return 0 if copy is None else copy.size_bytes

@@ -1,0 +1,121 @@
+"""Chunk sums of what this node holds: at once for what is small, later for the rest.
+
+Rules:
+
+1. A put is not held up by its sums: a thread of low priority computes them after the
+   commit, and tells the catalog when the content has a name.
+2. Who needs a sum that is not known computes it, of that chunk alone; it is not kept.
+3. A sum is computed under a use lease; a replica that goes meanwhile is skipped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import queue
+import threading
+from typing import TYPE_CHECKING, Final
+
+from tensorcast_dask.exceptions import TensorCastError
+from tensorcast_dask.store.records import ready_of
+from tensorcast_dask.tensors.checksums import chunk_range, chunk_sum, encode_sums
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tensorcast_dask.store.core import Core, Reading
+    from tensorcast_dask.tensors.ids import Generation
+
+__all__ = ["Sums"]
+
+logger = logging.getLogger(__name__)
+
+_NICE: Final = 10
+
+
+class Sums:
+    """The sums of one store, and the thread that computes them.
+
+    Parameters
+    ----------
+    core : Core
+        The state; this object hears of each commit without sums.
+    """
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._queue: queue.SimpleQueue[Generation | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(
+            target=self._run, name="tensorcast-sums", daemon=True
+        )
+        core.unsummed = self._queue.put
+
+    def start(self) -> None:
+        """Begin to compute."""
+        self._thread.start()
+
+    def stop(self, *, within_s: float) -> None:
+        """End the thread after the chunk it is at."""
+        self._queue.put(None)
+        if self._thread.ident is not None:
+            self._thread.join(within_s)
+
+    @property
+    def waiting(self) -> int:
+        """How many replicas wait for their sums."""
+        return self._queue.qsize()
+
+    def cut(self, data: bytes | bytearray | memoryview) -> list[int]:
+        """Return the sums of bytes at hand, cut as this store cuts."""
+        view = memoryview(data)
+        step = self._core.settings.chunk_bytes
+        return [chunk_sum(view[at : at + step]) for at in range(0, len(view), step)]
+
+    def one(self, held: Reading, chunk: int, chunk_bytes: int) -> int:
+        """Return the sum of one chunk, known or computed."""
+        start, length = chunk_range(chunk, held.replica.nbytes, chunk_bytes)
+        known = held.replica.sums[chunk * 8 : chunk * 8 + 8]
+        if known and chunk_bytes == self._core.settings.chunk_bytes:
+            return int.from_bytes(known, "little")
+        return chunk_sum(held.view()[start : start + length])
+
+    def of(self, generation: Generation) -> None:
+        """Compute all sums of a replica now, unless they are known.
+
+        Raises
+        ------
+        NotFound, Gone, Incomplete
+            When there is no replica to read.
+        """
+        with self._core.reading(generation) as held:
+            if held.replica.sums or held.file is None:
+                return
+            sums = encode_sums(list(self._each(held)))
+            core = self._core
+            with core.lock:
+                held.replica.sums = sums
+                core.tell(
+                    ready_of(
+                        held.replica,
+                        held.copy.tier,
+                        chunk_bytes=core.settings.chunk_bytes,
+                    )
+                )
+
+    def _each(self, held: Reading) -> Iterator[int]:
+        view = held.view()
+        step = self._core.settings.chunk_bytes
+        for start in range(0, len(view), step):
+            yield chunk_sum(view[start : start + step])
+
+    def _run(self) -> None:
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+        while (generation := self._queue.get()) is not None:
+            try:
+                self.of(generation)
+            except TensorCastError as error:
+                logger.debug("no sums for generation %d: %s", generation, error)
+            except Exception:
+                logger.exception("the sums of generation %d failed", generation)

@@ -1,0 +1,98 @@
+"""Where pulled chunks land.
+
+Rules:
+
+1. Into pages that are there bytes are received in place; into fresh ones by way of the
+   lane's buffer and `pwrite`, which is twice as fast as touching them.
+2. A chunk that has landed was verified, and is served on from that instant.
+3. The memory is leased while anybody may write to it; `close` takes back what was not
+   committed.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tensorcast_dask.store.core import Core, Reading
+    from tensorcast_dask.store.state.replicas import Filling, Wanted
+
+__all__ = ["Target"]
+
+
+class Target:
+    """The segment that one pull fills.
+
+    Parameters
+    ----------
+    core : Core
+        The state.
+    wanted : Wanted
+        What is pulled.
+    """
+
+    def __init__(self, core: Core, wanted: Wanted) -> None:
+        self._core = core
+        self._wanted = wanted
+        self._held: Reading | None = None
+        self._filling: Filling | None = None
+        self._chunk_bytes = 0
+        self._lock = threading.Lock()
+
+    def reserve(self, *, index: bytes, chunk_bytes: int, until_s: float) -> None:
+        """Make room, once.
+
+        Raises
+        ------
+        CapacityError, AlreadyExists, Gone
+            When there is none, or the bytes are here, or may not come.
+        """
+        if self._held is not None:
+            return
+        core, wanted = self._core, self._wanted
+        filling = core.reserve(wanted, until_s=until_s)
+        count = -(-wanted.nbytes // chunk_bytes)
+        with core.lock:
+            self._held = core.hold(wanted.generation, filling.copy)
+            self._held.replica.index = index
+            filling.chunk_bytes = chunk_bytes
+            filling.have = bytearray(-(-count // 8))
+        self._filling, self._chunk_bytes = filling, chunk_bytes
+
+    @property
+    def in_place(self) -> bool:
+        """Whether chunks are received where they belong: the pages are there."""
+        assert self._filling is not None, "store: chunks come after the reservation"
+        stock = self._core.table.tiers[self._wanted.tier]
+        return not self._filling.make_bytes or stock.in_slab(self._wanted.nbytes)
+
+    def view(self, chunk: int, length: int) -> memoryview:
+        """Return the place of a chunk."""
+        assert self._held is not None, "store: chunks come after the reservation"
+        start = chunk * self._chunk_bytes
+        return self._held.view()[start : start + length]
+
+    def settle(self, chunk: int, data: memoryview) -> None:
+        """Take a verified chunk in; one that was received in place is there."""
+        assert self._filling is not None, "store: chunks come after the reservation"
+        if not self.in_place:
+            fd = self._core.shelf.own(self._filling.copy.segment).fd
+            _write_all(fd, data, chunk * self._chunk_bytes)
+        with self._lock:
+            assert self._filling.have is not None, "store: a pull without a chunk map"
+            self._filling.have[chunk >> 3] |= 1 << (chunk & 7)
+
+    def close(self) -> None:
+        """Let the memory go, and what was not committed with it. Idempotent."""
+        held, self._held = self._held, None
+        if held is not None:
+            self._core.release(held)
+        self._core.abort(self._wanted.generation, self._wanted.tier)
+
+
+def _write_all(fd: int, data: memoryview, offset: int) -> None:
+    written = 0
+    while written < len(data):
+        written += os.pwrite(fd, data[written:], offset + written)
