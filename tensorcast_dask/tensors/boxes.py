@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import math
 import struct
-from dataclasses import dataclass
 from itertools import islice, product
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from tensorcast_dask.exceptions import InvalidArgument
 
@@ -105,8 +106,7 @@ def relative(inner: Box, outer: Box) -> Box:
     return tuple(axes)
 
 
-@dataclass(frozen=True, slots=True)
-class Runs:
+class Runs(msgspec.Struct, frozen=True):
     """Runs of bytes at nested arithmetic progressions.
 
     Attributes

@@ -14,9 +14,10 @@ Rules:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
+
+import msgspec
 
 from tensorcast_dask.exceptions import UnsupportedDtype
 
@@ -26,8 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["DTYPES", "DType", "dtype", "from_safetensors"]
 
 
-@dataclass(frozen=True, slots=True)
-class DType:
+class DType(msgspec.Struct, frozen=True):
     """One dense dtype and what the libraries call it.
 
     Attributes

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import dataclass
 from itertools import accumulate, chain, pairwise, repeat
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
@@ -82,8 +81,7 @@ def nbytes_of(dtype: DType, shape: Shape) -> int:
     return total
 
 
-@dataclass(frozen=True, slots=True)
-class TensorSpec:
+class TensorSpec(msgspec.Struct, frozen=True):
     """Name, dtype and shape of one tensor: everything but its bytes."""
 
     name: str
@@ -96,8 +94,7 @@ class TensorSpec:
         return nbytes_of(self.dtype, self.shape)
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(msgspec.Struct, frozen=True):
     """One stored tensor of a segment."""
 
     dtype: DType

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import hashlib
 import operator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, SupportsIndex
 
 import msgspec
@@ -29,7 +28,6 @@ from tensorcast_dask.tensors.boxes import (
     Runs,
     box_runs,
     c_strides,
-    relative,
     whole,
 )
 from tensorcast_dask.tensors.ids import ArtifactId, check_name
@@ -42,9 +40,9 @@ if TYPE_CHECKING:
     from tensorcast_dask.tensors.dtypes import DType
     from tensorcast_dask.tensors.ids import Generation
 
-    Bound = SupportsIndex | None
+    _Bound = SupportsIndex | None
     #: What may stand between the brackets.
-    Part = SupportsIndex | slice[Bound, Bound, Bound] | EllipsisType
+    Part = SupportsIndex | slice[_Bound, _Bound, _Bound] | EllipsisType
     Key = Part | tuple[Part, ...]
 
 __all__ = ["Brackets", "Cut", "ResolvedView", "View", "ViewTensor", "s_", "view_id"]
@@ -52,8 +50,12 @@ __all__ = ["Brackets", "Cut", "ResolvedView", "View", "ViewTensor", "s_", "view_
 _FORMAT: Final = 1
 _LIMIT: Final = 1 << 62  # beyond any shape; keeps bounds in 64 bits
 
+#: A slice.
+Bounds = tuple[int | None, int | None, int | None]
 #: An int, a slice, or None for the ellipsis.
-Item = int | tuple[int | None, int | None, int | None] | None
+Item = int | Bounds | None
+#: What a step does to one tensor: items, then axes.
+_Step = tuple[tuple[Item, ...], tuple[int, ...] | None]
 
 
 class Brackets:
@@ -219,23 +221,36 @@ class View(msgspec.Struct, frozen=True):
         InvalidArgument
             For a cut or an order of axes that does not fit its tensor.
         """
-        parts: dict[str, _Part] | None = None  # None: every tensor, whole
-        for step in self.steps:
-            kept: dict[str, _Part] = {}
+        chains = self._chains(index)
+        # Tensors of one shape that are cut alike, as those of many layers, are worked out once.
+        known: dict[tuple[Shape, tuple[_Step, ...]], _Part] = {}
+        tensors: list[ViewTensor] = []
+        for name in index.names if len(chains) > 1 else chains:
+            chain = chains.get(name)
+            if chain is None:
+                continue
+            key = (index.shapes[index.position(name)], chain)
+            part = known.get(key)
+            if part is None:
+                part = known[key] = _Part.of(key[0], chain, name)
+            tensors.append(part.tensor(index, name))
+        return ResolvedView(tuple(tensors))
+
+    def _chains(self, index: Index) -> dict[str, tuple[_Step, ...]]:
+        """List what is done, in turn, to each tensor that is kept."""
+        if not self.steps:
+            return dict.fromkeys(index.names, ())
+        kept: dict[str, tuple[_Step, ...]] = {}
+        for number, step in enumerate(self.steps):
+            before, kept = kept, {}
             for cut in step:
-                if parts is None:
-                    part = _Part.whole(index, cut.name)
-                elif cut.name in parts:
-                    part = parts[cut.name]
-                else:
+                if number and cut.name not in before:
                     message = f"an earlier step of the view has left out {cut.name!r}"
                     raise NotFound(message)
-                kept[cut.name] = part.cut(cut)
-            parts = kept
-        if parts is None:
-            parts = {name: _Part.whole(index, name) for name in index.names}
-        ordered = [name for name in index.names if name in parts]
-        return ResolvedView(tuple(parts[name].tensor(index, name) for name in ordered))
+                kept[cut.name] = (*before.get(cut.name, ()), (cut.items, cut.axes))
+        for name in kept:
+            index.position(name)
+        return kept
 
 
 #: Stands for "all axes, last first" until the number of axes is known.
@@ -265,8 +280,7 @@ def _step(cuts: list[Cut]) -> tuple[tuple[Cut, ...], ...]:
     return (tuple(cuts),)
 
 
-@dataclass(frozen=True, slots=True)
-class _Axis:
+class _Axis(msgspec.Struct, frozen=True):
     """One axis of a result: elements start, start + step, ... of one axis of the base."""
 
     base: int
@@ -274,7 +288,7 @@ class _Axis:
     step: int
     count: int
 
-    def cut(self, item: tuple[int | None, int | None, int | None]) -> _Axis:
+    def cut(self, item: Bounds) -> _Axis:
         if item[2] == 0:
             message = "a slice's step cannot be 0"
             raise InvalidArgument(message)
@@ -297,67 +311,88 @@ class _Axis:
         return self.start + (at % self.count) * self.step
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """A tensor of a view while the chain is walked."""
+class _Part(msgspec.Struct):
+    """Part of some tensor of a shape, after so many steps."""
 
+    base_shape: Shape
     axes: tuple[_Axis, ...]
     #: Base axis -> the one index of it that was picked.
     picked: tuple[tuple[int, int], ...]
+    #: What `_form` gives, once it was asked for.
+    form: tuple[Box, int, tuple[int, ...], Shape, Shape] | None = None
 
     @classmethod
-    def whole(cls, index: Index, name: str) -> _Part:
-        shape = index.shapes[index.position(name)]
-        return cls(tuple(_Axis(at, 0, 1, n) for at, n in enumerate(shape)), ())
+    def of(cls, shape: Shape, chain: tuple[_Step, ...], name: str) -> _Part:
+        part = cls(shape, tuple(_Axis(at, 0, 1, n) for at, n in enumerate(shape)), ())
+        for step in chain:
+            part = part.cut(step, name)
+        return part
 
-    def cut(self, cut: Cut) -> _Part:
+    def cut(self, step: _Step, name: str) -> _Part:
         axes: list[_Axis] = []
         picked = list(self.picked)
-        for axis, item in zip(self.axes, _full(cut, len(self.axes)), strict=True):
+        items, order = step
+        for axis, item in zip(
+            self.axes, _full(items, len(self.axes), name), strict=True
+        ):
             if isinstance(item, int):
-                picked.append((axis.base, axis.pick(item, cut.name)))
+                picked.append((axis.base, axis.pick(item, name)))
             else:
                 axes.append(axis.cut(item))
-        if cut.axes is not None:
-            axes = [axes[at] for at in _order(cut, len(axes))]
-        return _Part(tuple(axes), tuple(sorted(picked)))
+        if order is not None:
+            axes = [axes[at] for at in _order(order, len(axes), name)]
+        return _Part(self.base_shape, tuple(axes), tuple(sorted(picked)))
 
     def tensor(self, index: Index, name: str) -> ViewTensor:
-        entry = index.entry(name)
-        box = list(whole(entry.shape))
-        strides = c_strides(entry.shape)
+        at = index.position(name)
+        if self.form is None:
+            self.form = self._form()
+        box, first, axes, strides, shape = self.form
+        dtype = index.dtypes[at]
+        return ViewTensor(
+            spec=TensorSpec(name, dtype, shape),
+            entry=at,
+            base_offset=index.offsets[at],
+            base_shape=self.base_shape,
+            box=box,
+            offset=index.offsets[at] + first * dtype.itemsize,
+            axes=axes,
+            strides=strides,
+        )
+
+    def _form(self) -> tuple[Box, int, tuple[int, ...], Shape, Shape]:
+        """Box, first element, and axes, strides and shape of the result."""
+        box = list(whole(self.base_shape))
+        strides = c_strides(self.base_shape)
         for base, at in self.picked:
             box[base] = range(at, at + 1)
         for axis in self.axes:
             last = axis.start + (axis.count - 1) * axis.step
             low, high = sorted((axis.start, last))
-            box[axis.base] = (
-                range(low, high + 1, abs(axis.step)) if axis.count else range(0)
-            )
-        shape = tuple(axis.count for axis in self.axes)
+            axis_box = range(low, high + 1, abs(axis.step))
+            box[axis.base] = axis_box if axis.count else range(0)
         first = sum(at * strides[base] for base, at in self.picked) + sum(
             axis.start * strides[axis.base] for axis in self.axes
         )
-        return ViewTensor(
-            spec=TensorSpec(name, entry.dtype, shape),
-            entry=index.position(name),
-            base_offset=entry.offset,
-            base_shape=entry.shape,
-            box=tuple(box),
-            offset=entry.offset + (first * entry.dtype.itemsize if all(shape) else 0),
-            axes=tuple(axis.base for axis in self.axes),
-            strides=tuple(axis.step * strides[axis.base] for axis in self.axes),
+        shape = tuple(axis.count for axis in self.axes)
+        return (
+            tuple(box),
+            first if all(shape) else 0,
+            tuple(axis.base for axis in self.axes),
+            tuple(axis.step * strides[axis.base] for axis in self.axes),
+            shape,
         )
 
 
-def _full(cut: Cut, dims: int) -> list[int | tuple[int | None, int | None, int | None]]:
+def _full(items: tuple[Item, ...], dims: int, name: str) -> list[int | Bounds]:
     """One item an axis: the ellipsis, also the one left out at the end, spelt out."""
-    items = cut.items if None in cut.items else (*cut.items, None)
+    if None not in items:
+        items = (*items, None)
     missing = dims - len(items) + 1
     if missing < 0 or items.count(None) > 1:
-        message = f"{len(items) - 1} indices do not fit the {dims} axes of {cut.name!r}"
+        message = f"{len(items) - 1} indices do not fit the {dims} axes of {name!r}"
         raise InvalidArgument(message)
-    full: list[int | tuple[int | None, int | None, int | None]] = []
+    full: list[int | Bounds] = []
     for item in items:
         if item is None:
             full += [(None, None, None)] * missing
@@ -366,18 +401,17 @@ def _full(cut: Cut, dims: int) -> list[int | tuple[int | None, int | None, int |
     return full
 
 
-def _order(cut: Cut, dims: int) -> list[int]:
-    if cut.axes == _REVERSED:
+def _order(axes: tuple[int, ...], dims: int, name: str) -> list[int]:
+    if axes == _REVERSED:
         return list(reversed(range(dims)))
-    order = [axis + dims if axis < 0 else axis for axis in cut.axes or ()]
+    order = [axis + dims if axis < 0 else axis for axis in axes]
     if sorted(order) != list(range(dims)):
-        message = f"{cut.axes} is not an order of the {dims} axes of {cut.name!r}"
+        message = f"{axes} is not an order of the {dims} axes of {name!r}"
         raise InvalidArgument(message)
     return order
 
 
-@dataclass(frozen=True, slots=True)
-class ViewTensor:
+class ViewTensor(msgspec.Struct, frozen=True):
     """One tensor of a resolved view.
 
     Attributes
@@ -433,8 +467,7 @@ class ViewTensor:
         return self.entry, self.box, self.axes, self.strides
 
 
-@dataclass(frozen=True, slots=True)
-class ResolvedView:
+class ResolvedView(msgspec.Struct, frozen=True):
     """A view in normal form.
 
     Attributes
@@ -496,7 +529,7 @@ def _repacked(tensor: ViewTensor, index: Index, entry: int) -> ViewTensor:
         entry=entry,
         base_offset=offset,
         base_shape=shape,
-        box=relative(tensor.box, tensor.box),
+        box=whole(shape),
         offset=offset + (first * tensor.dtype.itemsize if all(shape) else 0),
         axes=tensor.axes,
         strides=tuple(s * strides[a] for s, a in zip(signs, tensor.axes, strict=True)),
