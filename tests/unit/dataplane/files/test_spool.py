@@ -120,10 +120,7 @@ def test_writes_are_refused_at_the_limit_and_go_on_after_a_removal(
     with pytest.raises(CapacityError) as caught:
         write(spool, 5)
     assert caught.value.data["tier"] == "disk"
-    assert (
-        caught.value.data["needed"]
-        == (tmp_path / files(tmp_path)[0]).stat().st_size
-    )
+    assert caught.value.data["needed"] == (tmp_path / files(tmp_path)[0]).stat().st_size
     assert all(read(spool, generation) == ONE for generation in accepted)
     assert spool.used_bytes == sum(
         (tmp_path / f).stat().st_size for f in files(tmp_path)
