@@ -55,7 +55,7 @@ Tree = dict[str, Any]
 
 ENVIRONMENT_PREFIX: Final = "TENSORCAST_"
 #: Variables of that prefix that belong to other rooms.
-_OTHERS_VARIABLES: Final = re.compile(r"(FAULTS|TESTS?)($|_)")
+_OTHERS_VARIABLES: Final = re.compile(r"(FAULTS|TESTS?|NANNY)($|_)")
 #: What a host decides for itself (rule 3).
 HOSTS_OWN: Final = ("node", "host", "run-dir")
 

@@ -1,0 +1,355 @@
+"""The one catalog of one scheduler: opened, told of Dask's news, closed.
+
+Rules:
+
+1. Nothing is offered before everything works: handlers and plugins come last.
+2. Workers are told that they close before their stores are: none starts a new store
+   in place of one that was ended on purpose.
+3. Cluster id and token are minted once. They live with the journal, and in the cluster's
+   folder of this host, where a scheduler that lost its journal finds them.
+4. A worker is given another's store only when Dask has removed that one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
+
+import msgspec
+from distributed.comm.addressing import get_address_host
+
+from tensorcast_dask import __version__
+from tensorcast_dask.config import Settings, Tree, local_tree, merged
+from tensorcast_dask.dataplane.hosts import cluster_folder, host_id, run_directory
+from tensorcast_dask.exceptions import CatalogUnavailable, Mismatch
+from tensorcast_dask.scheduler_plugin import dask_private
+from tensorcast_dask.scheduler_plugin.folder import (
+    forget_cluster,
+    fresh_epoch,
+    name_cluster,
+    write_link,
+)
+from tensorcast_dask.scheduler_plugin.journal import Journal
+from tensorcast_dask.scheduler_plugin.retiring import Retiring
+from tensorcast_dask.scheduler_plugin.service import CatalogService
+from tensorcast_dask.scheduler_plugin.sessions import SESSION_OP
+from tensorcast_dask.scheduler_plugin.state.events import (
+    CatalogSettings,
+    Emit,
+    WorkerGone,
+)
+from tensorcast_dask.scheduler_plugin.tables import Tables
+from tensorcast_dask.tensors.ids import NodeId
+from tensorcast_dask.tensors.messages import LinkTarget
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from distributed import Scheduler
+
+    from tensorcast_dask.tensors.ids import Epoch
+    from tensorcast_dask.tensors.messages import NodeCard
+
+__all__ = ["ABOUT_OP", "TOPIC", "About", "Installation", "Ship", "Sign"]
+
+log = logging.getLogger(__name__)
+
+#: Asks whether there is a catalog, and which; None from a scheduler without one.
+ABOUT_OP: Final = "tensorcast_about"
+#: Dask topic on which the catalog's events are told.
+TOPIC: Final = "tensorcast"
+#: For so long after `Client.restart` a store that is let go waits for a new worker.
+RESTART_S: Final = 60.0
+#: Asks for the right to take a store whose worker Dask has removed.
+GRANT_OP: Final = "tensorcast_grant"
+_CLOSING_OP: Final = "tensorcast_closing"
+
+
+class About(msgspec.Struct, frozen=True, kw_only=True):
+    """What the scheduler's catalog tells the plugins that it hands to workers."""
+
+    version: str
+    #: Names the folder under the run directory of every host.
+    cluster_name: str
+    link: LinkTarget
+    #: The scheduler's settings as written, and what was given as arguments over them.
+    tree: Tree
+    arguments: Tree
+
+
+#: Makes the pickled worker and nanny plugins, each with its name.
+Ship: TypeAlias = "Callable[[About], tuple[tuple[str, bytes], tuple[str, bytes]]]"
+
+
+class Sign(Protocol):
+    """Makes the scheduler's word that a worker may take the store of another."""
+
+    def __call__(
+        self, token: bytes, *, node: NodeId, epoch: Epoch, worker: str
+    ) -> bytes:
+        """Sign with the cluster's token."""
+
+
+class Installation:
+    """The one catalog of one scheduler.
+
+    Parameters
+    ----------
+    scheduler : Scheduler
+        Dask's.
+    ship, sign : callable
+        See `CatalogPlugin`.
+    arguments : dict
+        Settings over those of the scheduler's own configuration.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        *,
+        ship: Ship,
+        sign: Sign,
+        arguments: Tree,
+    ) -> None:
+        self.scheduler = scheduler
+        self._ship = ship
+        self._sign = sign
+        self._arguments = arguments
+        self._ready = asyncio.Event()
+        self._failure: BaseException | None = None
+        self._restarting_until_s = 0.0
+        self._closed = False
+        #: Nodes to be kept once their workers leave them, and why.
+        self._kept: dict[NodeId, str] = {}
+        self.service: CatalogService | None = None
+        self.settings: Settings | None = None
+        self.about: About | None = None
+        self._folder: Path | None = None
+        self.retiring = Retiring(self)
+
+    # ------------------------------------------------------------------ start
+    async def start(self) -> None:
+        """Open journal, catalog and ports, then hand the plugins on."""
+        try:
+            await self._start()
+        except BaseException as error:
+            self._failure = error
+            if self.service is not None:
+                await self.service.stop(keep=True)
+            raise
+        finally:
+            self._ready.set()
+
+    async def _start(self) -> None:
+        scheduler = self.scheduler
+        tree = local_tree()
+        settings = self.settings = Settings.of(merged(tree, self._arguments))
+        name = settings.cluster or scheduler.address
+        run_dir = run_directory(settings.run_dir)
+        folder = self._folder = await asyncio.to_thread(cluster_folder, run_dir, name)
+        host = host_id(run_dir, settings.host)
+        service = self.service = await self._open(settings, folder)
+        service.begin(host)
+        link = await self._listen(settings, service, folder)
+        self.about = About(
+            version=__version__,
+            cluster_name=name,
+            link=link,
+            tree=tree,
+            arguments=self._arguments,
+        )
+        dask_private.add_handler(scheduler, SESSION_OP, service.sessions.handle)
+        dask_private.add_handler(scheduler, ABOUT_OP, self.tell_about)
+        dask_private.add_handler(scheduler, GRANT_OP, self.grant)
+        dask_private.replace_retire(scheduler, self.retiring.wrap)
+        worker_plugin, nanny_plugin = self._ship(self.about)
+        await dask_private.ship(
+            scheduler, worker_plugin=worker_plugin, nanny_plugin=nanny_plugin
+        )
+
+    async def _open(self, settings: Settings, folder: Path) -> CatalogService:
+        """Open the journal and make the catalog of what it holds."""
+        temporary = settings.journal == "temporary"
+        where = str(folder / "catalog.duckdb") if temporary else settings.journal
+        held: list[CatalogService] = []
+
+        def notify(event: Any) -> None:  # noqa: ANN401
+            # The journal has nothing to say before a batch was submitted by the service.
+            held[0].tell_soon(event)
+
+        journal = await asyncio.to_thread(
+            Journal.open,
+            where,
+            notify=notify,
+            temporary=temporary,
+            fresh_epoch=fresh_epoch(folder, wall_s=time.time()),  # noqa: TID251
+        )
+        recovered, token = await asyncio.to_thread(name_cluster, journal, folder)
+        scheduler = self.scheduler
+        tables = Tables()
+        journal.on_commit(tables.absorb)
+        service = CatalogService(
+            CatalogSettings(
+                token=token,
+                tls=dask_private.tls_files(scheduler),
+                chunk_bytes=settings.chunk_bytes,
+                small_bytes=settings.own_segment_bytes,
+                deadline_default_s=settings.deadline_default_s,
+                lease_ttl_s=settings.lease_ttl_s,
+            ),
+            recovered,
+            journal=journal,
+            tables=tables,
+            tls=dask_private.link_tls(scheduler),
+            emit=self._emit,
+        )
+        service.links.on_join = lambda link, hello: self._joined(link, hello.card)
+        held.append(service)
+        return service
+
+    async def _listen(
+        self, settings: Settings, service: CatalogService, folder: Path
+    ) -> LinkTarget:
+        """Open the port for nodes and say where it is."""
+        host = settings.link_host or _host_of(self.scheduler.address)
+        port = await service.links.listen(
+            host, settings.link_ports, service.journal.link_port
+        )
+        await asyncio.to_thread(service.journal.remember_link_port, port)
+        catalog = service.catalog
+        link = LinkTarget(
+            host=host,
+            port=port,
+            cluster=catalog.cluster,
+            token=catalog.settings.token,
+            epoch=catalog.epoch,
+        )
+        await asyncio.to_thread(write_link, folder, link)
+        return link
+
+    async def join(self, version: str) -> None:
+        """Wait until the catalog is there.
+
+        Raises
+        ------
+        CatalogUnavailable
+            When it could not be started.
+        Mismatch
+            When it is of another release.
+        """
+        await self._ready.wait()
+        if self._failure is not None:
+            message = f"the scheduler's catalog could not be started: {self._failure}"
+            raise CatalogUnavailable(message) from self._failure
+        assert self.about is not None, "plugin: ready without a catalog"
+        if version != self.about.version:
+            message = (
+                f"the scheduler runs tensorcast_dask {self.about.version}, this is "
+                f"{version}; use the same release, or restart the scheduler"
+            )
+            raise Mismatch(message)
+
+    # ------------------------------------------------------------------ hooks
+    async def tell_about(self) -> dict[str, Any]:
+        """Answer `ABOUT_OP`: which catalog this is."""
+        await self._ready.wait()
+        if self.about is None or self.service is None:
+            return {"version": __version__, "ready": False}
+        return {
+            "version": self.about.version,
+            "ready": True,
+            "cluster": self.about.link.cluster,
+            "cluster_name": self.about.cluster_name,
+            "epoch": self.about.link.epoch,
+            "nodes": len(self.service.links),
+            "sessions": len(self.service.sessions),
+        }
+
+    async def grant(self, node: str, holder: str, worker: str) -> bytes:
+        """Answer `GRANT_OP`: the signed grant, or nothing (rule 4)."""
+        workers = self.scheduler.workers
+        if self.about is None or worker not in workers or holder in workers:
+            return b""
+        link = self.about.link
+        return self._sign(
+            link.token, node=NodeId(node), epoch=link.epoch, worker=worker
+        )
+
+    def _emit(self, emit: Emit) -> None:
+        self.scheduler.log_event(TOPIC, {"topic": emit.topic, **emit.facts})
+
+    def worker_gone(self, address: str) -> None:
+        """Dask believes a worker gone."""
+        if self.service is not None and not self._closed:
+            self.service.tell(WorkerGone(address=address))
+
+    def restarting(self) -> None:
+        """All workers are about to be restarted; their bytes stay."""
+        self._restarting_until_s = time.monotonic() + RESTART_S
+
+    def keep(self, node: NodeId, why: str) -> None:
+        """Have a node live on for `orphan_ttl` from when its worker leaves it."""
+        self._kept[node] = why
+        if self.service is not None:
+            for link, card in self.service.cards().items():
+                if card.node == node:
+                    self._joined(link, card)
+
+    def _joined(self, link: int, card: NodeCard) -> None:
+        """Extend the life of a node that has just been left, where that is promised.
+
+        A store greets the catalog anew when its worker lets it go: only then is there
+        anything to extend.
+        """
+        if card.worker or self.service is None or self.settings is None:
+            return
+        why = self._kept.pop(card.node, "")
+        if time.monotonic() < self._restarting_until_s:
+            why = why or "the workers restart"
+        if why:
+            self.service.linger(link, self.settings.orphan_ttl_s, why)
+
+    async def before_close(self) -> None:
+        """Tell workers, then stores, that the cluster closes (rule 3)."""
+        if self.service is None or self.settings is None or self._closed:
+            return
+        self._closed = True
+        end = self.settings.ends_stores
+        why = "the cluster was closed" if end else "the scheduler restarts"
+        await dask_private.tell_workers(
+            self.scheduler,
+            _CLOSING_OP,
+            workers=list(self.scheduler.workers),
+            within_s=2.0,
+            end=end,
+            why=why,
+        )
+        if not end:
+            for link in self.service.cards():
+                self.service.linger(link, self.settings.orphan_ttl_s, why)
+            return
+        self.service.end_nodes(why)
+        until_s = time.monotonic() + 1.0
+        while len(self.service.links) and time.monotonic() < until_s:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+    async def close(self) -> None:
+        """Close the catalog."""
+        self._closed = True
+        if self.service is None or self.settings is None:
+            return
+        temporary = self.settings.journal in {"temporary", ":memory:"}
+        service, self.service = self.service, None
+        keep = not (temporary and self.settings.ends_stores)
+        await service.stop(keep=keep)
+        if not keep and self._folder is not None:
+            await asyncio.to_thread(forget_cluster, self._folder)
+
+
+def _host_of(address: str) -> str:
+    if address.startswith("inproc://"):
+        return "127.0.0.1"
+    return str(get_address_host(address))

@@ -1,0 +1,276 @@
+"""One scheduler's catalog: the state machine, and everything that carries its word out.
+
+Rules:
+
+1. All events enter through `tell`, in the order of their arrival, and are finished one by
+   one: what an instruction causes is told after it.
+2. Nothing here decides. What waits (journal, SQL) is in threads; the event loop never is.
+3. `stop` leaves the journal complete, whatever failed before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final, assert_never
+
+import msgspec
+
+from tensorcast_dask.scheduler_plugin.links import Links
+from tensorcast_dask.scheduler_plugin.sessions import Sessions
+from tensorcast_dask.scheduler_plugin.state.catalog import Catalog
+from tensorcast_dask.scheduler_plugin.state.events import (
+    Asked,
+    CloseLink,
+    Emit,
+    EndSession,
+    Log,
+    Persist,
+    Reply,
+    RunQuery,
+    SessionOpened,
+    TimePassed,
+    ToNodeSend,
+    WakeAt,
+)
+from tensorcast_dask.tensors.ids import RequestId, SessionId
+from tensorcast_dask.tensors.messages import (
+    CatalogStateAsked,
+    DoEnd,
+    DoLinger,
+    Fault,
+    OpenSession,
+    Wire,
+)
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Callable
+
+    from tensorcast_dask.scheduler_plugin.journal import Journal
+    from tensorcast_dask.scheduler_plugin.state.events import (
+        CatalogSettings,
+        Event,
+        Instruction,
+        Recovered,
+    )
+    from tensorcast_dask.scheduler_plugin.tables import Tables
+    from tensorcast_dask.tensors.ids import HostId
+    from tensorcast_dask.tensors.messages import NodeCard, Rows, SessionRequest
+
+__all__ = ["CatalogService"]
+
+log = logging.getLogger(__name__)
+
+#: The session in which the scheduler itself asks (draining a node that retires).
+OWN_SESSION: Final = SessionId("scheduler")
+_LEVELS: Final = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+}
+
+
+class CatalogService:
+    """The running catalog.
+
+    Parameters
+    ----------
+    settings : CatalogSettings
+        What the catalog keeps to.
+    recovered : Recovered
+        What the journal found.
+    journal : Journal
+        Already open; its `notify` must lead to `tell_soon`.
+    tables : Tables
+        Where SQL runs.
+    tls : SSLContext, optional
+        For the port of nodes.
+    emit : callable
+        Told every event that is of interest to people.
+    """
+
+    def __init__(
+        self,
+        settings: CatalogSettings,
+        recovered: Recovered,
+        *,
+        journal: Journal,
+        tables: Tables,
+        tls: ssl.SSLContext | None,
+        emit: Callable[[Emit], None],
+    ) -> None:
+        self.catalog = Catalog(settings, recovered)
+        self.journal = journal
+        self.tables = tables
+        self.sessions = Sessions(self.tell)
+        self.links = Links(
+            self.tell, cluster=recovered.cluster, token=settings.token, tls=tls
+        )
+        self._emit = emit
+        self._loop = asyncio.get_running_loop()
+        self._events: deque[Event] = deque()
+        self._busy = False
+        self._stopped = False
+        self._alarm: asyncio.TimerHandle | None = None
+        #: Requests of the scheduler's own session that wait for their answers.
+        self._own: dict[RequestId, asyncio.Future[Wire | Fault | None]] = {}
+        self._own_connection = 0
+        self._asked = 0
+
+    def begin(self, host: HostId) -> None:
+        """Open the scheduler's own session and start the clock."""
+        import os  # noqa: PLC0415
+
+        self._own_connection = self.sessions.next_connection()
+        opening = OpenSession(
+            rid=self._next_rid(), session=OWN_SESSION, pid=os.getpid(), host=host
+        )
+        self.tell(SessionOpened(connection=self._own_connection, opening=opening))
+        self.tell(TimePassed())
+
+    # ------------------------------------------------------------------ in
+    def tell(self, event: Event) -> None:
+        """Hand an event to the catalog and carry out what it says (rule 1)."""
+        self._events.append(event)
+        if self._busy or self._stopped:
+            return
+        self._busy = True
+        try:
+            while self._events:
+                for instruction in self.catalog.handle(
+                    self._events.popleft(), now_s=time.monotonic()
+                ):
+                    self._carry_out(instruction)
+        except Exception:
+            # The catalog promises not to raise; if it does, one event is lost, not all.
+            log.exception("the catalog failed at an event")
+            self._loop.call_soon(self._go_on)
+        finally:
+            self._busy = False
+
+    def _go_on(self) -> None:
+        if self._events and not self._busy:
+            self.tell(TimePassed())
+
+    def tell_soon(self, event: Event) -> None:
+        """Hand over an event from another thread."""
+        with suppress(RuntimeError):  # the loop has ended, and the catalog with it
+            self._loop.call_soon_threadsafe(self.tell, event)
+
+    async def ask(
+        self, make: Callable[[RequestId], SessionRequest]
+    ) -> Wire | Fault | None:
+        """Ask in the scheduler's own session; `make` is given the request's id."""
+        rid = self._next_rid()
+        future: asyncio.Future[Wire | Fault | None] = self._loop.create_future()
+        self._own[rid] = future
+        try:
+            self.tell(
+                Asked(
+                    session=OWN_SESSION,
+                    connection=self._own_connection,
+                    request=make(rid),
+                )
+            )
+            return await future
+        finally:
+            self._own.pop(rid, None)
+
+    def _next_rid(self) -> RequestId:
+        self._asked += 1
+        return RequestId(f"{OWN_SESSION}:{self.catalog.epoch}:{self._asked}")
+
+    # ------------------------------------------------------------------ out
+    def _carry_out(self, instruction: Instruction) -> None:
+        match instruction:
+            case Reply(session=session, rid=rid, value=value):
+                self._reply(session, rid, value)
+            case ToNodeSend(link=link, message=message):
+                self.links.send(link, message)
+            case Persist():
+                self.journal.submit(instruction)
+            case WakeAt(at_s=at_s):
+                self._wake_at(at_s)
+            case Emit():
+                self.tables.note(instruction)
+                self._emit(instruction)
+            case Log(level=level, text=text):
+                log.log(_LEVELS.get(level, logging.INFO), "%s", text)
+            case RunQuery():
+                self._query(instruction)
+            case EndSession(connection=connection):
+                self.sessions.end(connection)
+            case CloseLink(link=link, why=why):
+                self.links.close_link(link, why)
+            case _:
+                assert_never(instruction)
+
+    def _reply(
+        self, session: SessionId, rid: RequestId, value: Wire | Fault | None
+    ) -> None:
+        if session != OWN_SESSION:
+            self.sessions.answer(session, rid, value)
+            return
+        waiting = self._own.get(rid)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(value)
+
+    def _wake_at(self, at_s: float) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+        delay_s = max(0.0, at_s - time.monotonic())
+        self._alarm = self._loop.call_later(delay_s, self.tell, TimePassed())
+
+    def _query(self, query: RunQuery) -> None:
+        def done(value: Rows | Fault) -> None:
+            with suppress(RuntimeError):  # the loop has ended; so has who asked
+                self._loop.call_soon_threadsafe(
+                    self._reply, query.session, query.rid, value
+                )
+
+        self.tables.run(query, done=done)
+
+    # ------------------------------------------------------------------ nodes
+    def cards(self) -> dict[int, NodeCard]:
+        """Give the cards of the nodes whose links are up, by link."""
+        return {number: hello.card for number, hello in self.links.joined()}
+
+    def linger(self, link: int, ttl_s: float, why: str) -> None:
+        """Have an unattended store live on for so long."""
+        self.links.send(link, DoLinger(ttl_s=ttl_s, why=why))
+
+    def end_nodes(self, why: str) -> None:
+        """Have every store end."""
+        for number, card in self.cards().items():
+            if card.kind == "store":
+                self.links.send(number, DoEnd(why=why))
+
+    async def debug_state(self) -> str:
+        """Give the catalog's own account, as JSON text."""
+        value = await self.ask(lambda rid: CatalogStateAsked(rid=rid))
+        return msgspec.json.encode(msgspec.to_builtins(value)).decode()
+
+    async def stop(self, *, keep: bool) -> None:
+        """Close everything; `keep` leaves the journal's files."""
+        self._stopped = True
+        if self._alarm is not None:
+            self._alarm.cancel()
+        for waiting in self._own.values():
+            waiting.cancel()
+        for part in (self.sessions.close, self.links.close):
+            try:
+                await part()
+            except Exception:
+                log.exception("closing the catalog")
+        await asyncio.to_thread(self._close_threads, keep=keep)
+
+    def _close_threads(self, *, keep: bool) -> None:
+        try:
+            self.tables.close()
+        finally:
+            self.journal.close(keep=keep)

@@ -1,0 +1,219 @@
+"""A worker's dealings with stores: find them, start one, adopt it, hold on, let go.
+
+Rules:
+
+1. Every function blocks and is called in a thread; nothing here touches the event loop.
+2. A control connection carries one request at a time and is never used for anything
+   else: that it is open is what makes the store attended.
+3. Letting a store go as an orphan says nothing: the connection ends, and the store lives
+   for `orphan_ttl`, as it would had the worker been killed.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from tensorcast_dask.dataplane import hosts
+from tensorcast_dask.dataplane.channel import Channel, Credentials, Prefer
+from tensorcast_dask.exceptions import TensorCastError
+from tensorcast_dask.tensors.ids import Incarnation, RequestId
+from tensorcast_dask.tensors.messages import (
+    PROTOCOL,
+    Adopt,
+    Adopted,
+    Done,
+    End,
+    LetGo,
+    Role,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tensorcast_dask.tensors.ids import HostId
+    from tensorcast_dask.tensors.messages import LinkTarget, NodeCard, StoreSettings
+
+__all__ = ["Control", "Identity", "prefer_to_be_killed"]
+
+log = logging.getLogger(__name__)
+
+ADOPT_S: Final = 10.0
+LET_GO_S: Final = 2.0
+#: Added to a worker's score after its store was started: under pressure the kernel takes
+#: the worker, whose work can be done again, and not the bytes.
+OOM_SCORE_ADD: Final = 200
+
+
+class Identity:
+    """Who the worker is, as a store is told.
+
+    Parameters
+    ----------
+    address, name : str
+        Dask's address and name of the worker: labels.
+    settings : StoreSettings
+        What the store shall keep to.
+    link : LinkTarget
+        Where the catalog is, and the secrets for it.
+    """
+
+    def __init__(
+        self, *, address: str, name: str, settings: StoreSettings, link: LinkTarget
+    ) -> None:
+        self.address = address
+        self.name = name
+        self.settings = settings
+        self.link = link
+
+
+class Control:
+    """One worker's hand on stores.
+
+    Parameters
+    ----------
+    identity : Identity
+        Who asks.
+    folder : Path
+        The cluster's folder in the run directory.
+    start_timeout_s : float
+        How long a store may take to start.
+    launch : callable
+        Starts a store and returns its card: (settings, timeout_s) -> NodeCard.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        *,
+        folder: Path,
+        start_timeout_s: float,
+        launch: Callable[[StoreSettings, float], NodeCard],
+    ) -> None:
+        self._identity = identity
+        self._folder = folder
+        self._start_timeout_s = start_timeout_s
+        self._launch = launch
+        self._channel: Channel | None = None
+        self._requests = 0
+
+    @property
+    def host(self) -> HostId:
+        """Identity of this host."""
+        return self._identity.settings.host
+
+    def look(self) -> tuple[NodeCard, ...]:
+        """List the stores that may be free, those that nobody attends first."""
+        identity = self._identity
+        found = [
+            card
+            for card in hosts.cards(self._folder)
+            if card.kind == "store"
+            and card.protocol == PROTOCOL
+            and card.host == identity.settings.host
+        ]
+        found.sort(key=lambda c: (bool(c.worker), c.name != identity.name, c.node))
+        return tuple(found)
+
+    def start(self) -> NodeCard:
+        """Start a store.
+
+        Raises
+        ------
+        TensorCastError
+            When none comes up.
+        """
+        hosts.clean_dead(self._folder)
+        return self._launch(self._identity.settings, self._start_timeout_s)
+
+    def adopt(self, card: NodeCard, *, mapping: bool, grant: bytes = b"") -> NodeCard:
+        """Ask for a store and keep the connection.
+
+        Raises
+        ------
+        TensorCastError
+            When it is another worker's, or does not answer.
+        """
+        until_s = time.monotonic() + ADOPT_S
+        channel = Channel.connect(
+            _anyone(card),
+            credentials=Credentials(role=Role.WORKER, host=self.host),
+            prefer=Prefer.UNIX,
+            until_s=until_s,
+        )
+        identity = self._identity
+        request = Adopt(
+            rid=self._rid(),
+            worker=identity.address,
+            name=identity.name,
+            pid=os.getpid(),
+            settings=identity.settings,
+            link=identity.link,
+            mapping=mapping,
+            grant=grant,
+        )
+        try:
+            adopted = channel.call(request, expect=Adopted, until_s=until_s).message
+        except BaseException:
+            channel.close()
+            raise
+        self._close()
+        self._channel = channel
+        return adopted.card
+
+    def fileno(self) -> int:
+        """Descriptor of the control connection: readable once it has ended; -1 without one."""
+        return -1 if self._channel is None else self._channel.stream.fileno()
+
+    def let_go(self, *, ttl_s: float, why: str) -> None:
+        """Release the store: it ends after `ttl_s` unless adopted."""
+        self._say(LetGo(rid=self._rid(), ttl_s=ttl_s, why=why))
+        self._close()
+
+    def leave(self) -> None:
+        """Leave the store as an orphan (rule 3)."""
+        self._close()
+
+    def end(self, why: str) -> None:
+        """End the store."""
+        self._say(End(rid=self._rid(), why=why))
+        self._close()
+
+    def _say(self, request: LetGo | End) -> None:
+        if self._channel is None:
+            return
+        try:
+            self._channel.call(
+                request, expect=Done, until_s=time.monotonic() + LET_GO_S
+            )
+        except TensorCastError as error:  # gone already, or no longer ours
+            log.debug("the store was not told: %s", error)
+
+    def _close(self) -> None:
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            channel.close()
+
+    def _rid(self) -> RequestId:
+        self._requests += 1
+        return RequestId(f"{self._identity.address}:{os.getpid()}:{self._requests}")
+
+
+def _anyone(card: NodeCard) -> NodeCard:
+    """Any incarnation of that store will do."""
+    return msgspec.structs.replace(card, incarnation=Incarnation(0))
+
+
+def prefer_to_be_killed() -> None:
+    """Raise this process's score with the kernel's out-of-memory killer."""
+    path = Path("/proc/self/oom_score_adj")
+    try:
+        now = int(path.read_text())
+        path.write_text(str(min(1000, now + OOM_SCORE_ADD)))
+    except (OSError, ValueError) as error:
+        log.debug("oom_score_adj stays as it is: %s", error)

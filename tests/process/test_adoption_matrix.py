@@ -1,0 +1,299 @@
+"""Who adopts which store, after every way in which a worker or a scheduler can go.
+
+The table of what adopted what, and what was left, is `docs/adoption.md`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+from distributed import Client, Scheduler
+
+from tensorcast_dask.tensors.messages import NodeCard
+from tests.kit.clusters import Cluster, Process, stopped
+from tests.kit.eventually import eventually, never
+
+RELEASED_S = 3.0
+SETTINGS = {
+    "LEASE__TTL": "0.5s",
+    "STORE__RELEASED_TTL": f"{RELEASED_S}s",
+    "STORE__ORPHAN_TTL": "60s",
+    "NODE__HOST_MEMORY": "64MiB",
+    "MEMORY__RESERVE_MIN": "1MiB",
+}
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """One scheduler for the tests that leave it alone."""
+    with Cluster(tmp_path_factory.mktemp("c"), SETTINGS) as cluster:
+        cluster.start_scheduler()
+        yield cluster
+
+
+@pytest.fixture
+def cluster(shared: Cluster) -> Iterator[Cluster]:
+    """The shared scheduler, without workers and stores before and after."""
+    before = list(shared.processes)
+    yield shared
+    for process in shared.processes:
+        if process not in before:
+            process.end()
+    for card in shared.stores():
+        os.kill(card.pid, signal.SIGKILL)
+    eventually(lambda: not shared.stores(), within_s=10, what="no store left")
+    shared.wait_for_nodes(0)
+
+
+@pytest.fixture
+def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A scheduler of the test's own, to be killed."""
+    with Cluster(tmp_path_factory.mktemp("c"), SETTINGS) as cluster:
+        cluster.start_scheduler()
+        yield cluster
+
+
+def adopted_again(
+    cluster: Cluster, before: NodeCard, *, within_s: float = 30
+) -> NodeCard:
+    """Wait until the store of `before` has another worker."""
+
+    def there() -> NodeCard | None:
+        for card in cluster.stores():
+            if card.node == before.node and card.incarnation > before.incarnation:
+                return card if card.worker else None
+        return None
+
+    found = eventually(there, within_s=within_s, what="the store has a new worker")
+    assert found is not None
+    return found
+
+
+def unattended(cluster: Cluster, before: NodeCard) -> None:
+    """Wait until the store of `before` lives on without a worker."""
+
+    def there() -> bool:
+        return any(c.node == before.node and not c.worker for c in cluster.stores())
+
+    eventually(there, within_s=15, what="the store is unattended")
+
+
+def gone(cluster: Cluster, before: NodeCard, *, within_s: float) -> None:
+    """Wait until the store of `before` has ended."""
+    eventually(
+        lambda: before.node not in {card.node for card in cluster.stores()},
+        within_s=within_s,
+        what="the store has ended",
+    )
+
+
+def wait_until_all_compute(cluster: Cluster, count: int) -> None:
+    """Wait for workers that have fully started: a nanny gives up on others that die."""
+    with Client(cluster.address) as client:
+        client.wait_for_workers(count, timeout=30)
+        assert set(client.run(int, "1").values()) == {1}
+
+
+def one_worker(cluster: Cluster, *, name: str, nanny: bool) -> tuple[Process, NodeCard]:
+    process = cluster.start_worker(name=name, nanny=nanny)
+    (card,) = cluster.wait_for_stores(1)
+    wait_until_all_compute(cluster, 1)
+    return process, card
+
+
+# ------------------------------------------------------------------ one worker, one store
+@pytest.mark.parametrize("name", ["", "w"])
+def test_a_killed_workers_successor_under_its_nanny_adopts_its_store(
+    cluster: Cluster, name: str
+) -> None:
+    nanny, card = one_worker(cluster, name=name, nanny=True)
+    os.kill(nanny.worker_pid(), signal.SIGKILL)
+    again = adopted_again(cluster, card)
+    assert (again.name == "w") == (name == "w")
+    assert len(cluster.stores()) == 1
+    cluster.wait_for_nodes(1, attended=1)
+
+
+@pytest.mark.parametrize("name", ["", "w"])
+def test_a_killed_worker_without_nanny_leaves_a_store_for_the_next_one(
+    cluster: Cluster, name: str
+) -> None:
+    worker, card = one_worker(cluster, name=name, nanny=False)
+    worker.kill()
+    unattended(cluster, card)
+    cluster.wait_for_nodes(1, attended=0)
+    cluster.start_worker(name="other", nanny=False)
+    assert adopted_again(cluster, card).name == "other"
+    cluster.wait_for_nodes(1, attended=1)
+
+
+@pytest.mark.parametrize("both", [False, True], ids=["nanny", "both"])
+def test_a_killed_nanny_takes_its_worker_along_and_leaves_the_store(
+    cluster: Cluster, both: bool
+) -> None:
+    nanny, card = one_worker(cluster, name="w", nanny=True)
+    pid = nanny.worker_pid()
+    nanny.kill()
+    if both:
+        os.kill(pid, signal.SIGKILL)
+    unattended(cluster, card)
+    cluster.start_worker(name="w", nanny=False)
+    adopted_again(cluster, card)
+
+
+@pytest.mark.parametrize("nanny", [True, False], ids=["nanny", "no-nanny"])
+def test_an_interrupted_worker_releases_its_store_which_ends_in_time(
+    cluster: Cluster, nanny: bool
+) -> None:
+    worker, card = one_worker(cluster, name="w", nanny=nanny)
+    worker.kill(signal.SIGINT)
+    worker.wait()
+    unattended(cluster, card)
+    gone(cluster, card, within_s=RELEASED_S + 5)
+    cluster.wait_for_nodes(0)
+
+
+def test_a_released_store_is_adopted_by_whoever_comes_in_time(cluster: Cluster) -> None:
+    worker, card = one_worker(cluster, name="w", nanny=False)
+    next_one = cluster.start_worker(name="next", nanny=False)
+    (other,) = [c for c in cluster.wait_for_stores(2) if c.node != card.node]
+    worker.kill(signal.SIGINT)
+    worker.wait()
+    next_one.kill()
+    cluster.start_worker(name="third", nanny=False)
+    eventually(
+        lambda: [c.name for c in cluster.stores() if c.worker] == ["third"], within_s=20
+    )
+    assert {c.node for c in cluster.stores()} <= {card.node, other.node}
+
+
+def test_a_retired_workers_store_ends(cluster: Cluster) -> None:
+    _, first = one_worker(cluster, name="a", nanny=True)
+    cluster.start_worker(name="b", nanny=True)
+    cluster.wait_for_nodes(2, attended=2)
+    with Client(cluster.address) as client:
+        client.retire_workers(names=["a"])
+    gone(cluster, first, within_s=10)
+    (left,) = cluster.wait_for_nodes(1, attended=1)
+    assert left.card.name == "b"
+
+
+def test_restarting_workers_keeps_each_store(cluster: Cluster) -> None:
+    for name in ("a", "b", "c"):
+        cluster.start_worker(name=name)
+    before = {card.node: card for card in cluster.wait_for_stores(3)}
+    with Client(cluster.address) as client:
+        client.wait_for_workers(3)
+        client.restart()
+    for card in before.values():
+        adopted_again(cluster, card)
+    assert {card.node for card in cluster.wait_for_stores(3)} == set(before)
+
+
+def test_three_killed_workers_share_their_stores_out_again(cluster: Cluster) -> None:
+    nannies = [cluster.start_worker() for _ in range(3)]
+    before = {card.node: card for card in cluster.wait_for_stores(3)}
+    wait_until_all_compute(cluster, 3)
+    for pid in [nanny.worker_pid() for nanny in nannies]:
+        os.kill(pid, signal.SIGKILL)
+    for card in before.values():
+        adopted_again(cluster, card)
+    after = cluster.wait_for_stores(3)
+    assert {card.node for card in after} == set(before)
+    assert len({card.worker for card in after}) == 3
+
+
+def test_of_two_workers_that_race_for_one_orphan_one_adopts_it(
+    cluster: Cluster,
+) -> None:
+    worker, card = one_worker(cluster, name="w", nanny=False)
+    worker.kill()
+    unattended(cluster, card)
+    cluster.start_worker(name="left", nanny=False)
+    cluster.start_worker(name="right", nanny=False)
+    after = cluster.wait_for_stores(2)
+    assert {c.name for c in after} == {"left", "right"}
+    (heir,) = [c for c in after if c.node == card.node]
+    assert heir.incarnation == card.incarnation + 1
+
+
+def test_a_stopped_worker_that_was_replaced_is_refused_when_it_runs_again(
+    cluster: Cluster,
+) -> None:
+    first, card = one_worker(cluster, name="w", nanny=False)
+    with stopped(first.pid), Client(cluster.address) as client:
+        # A stopped process keeps its sockets: Dask learns of it by its own ways only.
+        client.run_on_scheduler(_remove_all_workers)
+        cluster.start_worker(name="heir", nanny=False)
+        heir = adopted_again(cluster, card)
+        assert heir.name == "heir"
+    eventually(lambda: not first.alive, within_s=20, what="the former worker has ended")
+    (now,) = [c for c in cluster.stores() if c.node == card.node]
+    assert (now.incarnation, now.name) == (heir.incarnation, "heir")
+    cluster.wait_for_nodes(1, attended=1)
+
+
+async def _remove_all_workers(dask_scheduler: Scheduler) -> None:
+    for address in list(dask_scheduler.workers):
+        await dask_scheduler.remove_worker(address, stimulus_id="test", close=False)
+
+
+def test_a_store_that_dies_is_replaced_under_the_same_worker(cluster: Cluster) -> None:
+    _, card = one_worker(cluster, name="w", nanny=False)
+    os.kill(card.pid, signal.SIGKILL)
+
+    def replaced() -> bool:
+        return [c.name for c in cluster.stores() if c.node != card.node] == ["w"]
+
+    eventually(replaced, within_s=20, what="another store")
+    (node,) = cluster.wait_for_nodes(1, attended=1)
+    assert node.card.node != card.node
+
+
+def test_a_call_that_keeps_the_gil_for_seconds_loses_no_short_lease(
+    cluster: Cluster,
+) -> None:
+    one_worker(cluster, name="w", nanny=False)
+    cluster.wait_for_nodes(1, attended=1)
+    with Client(cluster.address) as client:
+        future = client.submit(_keep_the_gil, 3, pure=False)
+        never(lambda: len(cluster.nodes()) != 1, for_s=3)
+        assert future.result(timeout=10) is True
+
+
+def _keep_the_gil(seconds: int) -> bool:
+    import ctypes
+
+    ctypes.PyDLL(None).sleep(seconds)  # PyDLL, unlike CDLL, does not let go of it
+    return True
+
+
+# ------------------------------------------------------------------ the scheduler
+def test_stores_outlive_a_killed_scheduler_and_are_linked_again_without_a_worker(
+    own: Cluster,
+) -> None:
+    workers = [own.start_worker(name="a"), own.start_worker(name="b", nanny=False)]
+    before = {card.node: card for card in own.wait_for_stores(2)}
+    own.wait_for_nodes(2, attended=2)
+    own.scheduler.kill()
+    for worker in workers:
+        worker.end()
+    for card in before.values():
+        unattended(own, card)
+    own.start_scheduler()
+    found = own.wait_for_nodes(2, attended=0)
+    assert {node.card.node for node in found} == set(before)
+    own.start_worker(name="a")
+    own.wait_for_nodes(2, attended=1)
+    assert {card.node for card in own.stores()} == set(before)
+
+
+def test_a_scheduler_that_stops_cleanly_ends_the_stores(own: Cluster) -> None:
+    own.start_worker(name="a")
+    own.wait_for_nodes(1, attended=1)
+    own.scheduler.kill(signal.SIGINT)
+    own.scheduler.wait()
+    eventually(lambda: not own.stores(), within_s=5, what="no store left")

@@ -1,0 +1,122 @@
+"""As an operator starts it: `dask scheduler --preload`, plain `dask worker`, TLS, memory."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from distributed import Client
+from distributed.security import Security
+
+from tensorcast_dask.deploy import install
+from tensorcast_dask.exceptions import TensorCastError
+from tensorcast_dask.tensors.messages import NodeCard
+from tests.kit.clusters import Cluster
+from tests.kit.loops import on_loop
+
+SETTINGS = {
+    "LEASE__TTL": "1s",
+    "STORE__RELEASED_TTL": "2s",
+    "NODE__HOST_MEMORY": "64MiB",
+    "MEMORY__RESERVE_MIN": "1MiB",
+}
+MIB = 1 << 20
+
+
+@pytest.fixture
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("d")
+
+
+def test_a_preload_on_the_scheduler_is_all_that_plain_workers_need(
+    folder: Path,
+) -> None:
+    with Cluster(folder, SETTINGS) as cluster:
+        cluster.start_scheduler()
+        cluster.start_worker(name="a", env={"TENSORCAST_NODE__LABELS": "zone=x"})
+        cluster.start_worker(name="b", nanny=False)
+        cluster.start_worker(nanny=False)
+        nodes = cluster.wait_for_nodes(3, attended=3)
+        by_name = {node.card.name: node.card for node in nodes}
+        assert {"a", "b"} <= set(by_name)
+        assert by_name["a"].labels == {"zone": "x"}
+        assert by_name["b"].labels == {}
+        assert all(card.mapping for card in by_name.values())
+        assert [state.uses["host"].capacity_bytes for state in nodes] == [64 * MIB] * 3  # type: ignore[index]
+
+
+def test_a_client_installs_what_a_preload_would_have(folder: Path) -> None:
+    with Cluster(folder, SETTINGS, preload=False) as cluster:
+        cluster.start_scheduler()
+        cluster.start_worker(name="a")
+
+        @on_loop
+        async def by_a_client() -> None:
+            async with Client(cluster.address, asynchronous=True) as client:
+                await client.wait_for_workers(1)
+                await install(client)
+
+        by_a_client()
+        (node,) = cluster.wait_for_nodes(1, attended=1)
+        assert node.card.mapping
+        cluster.start_worker(name="b")
+        cluster.wait_for_nodes(2, attended=2)
+
+
+def test_a_store_is_detached_from_everything_of_its_starter(folder: Path) -> None:
+    with Cluster(folder, SETTINGS) as cluster:
+        cluster.start_scheduler()
+        worker = cluster.start_worker(name="a", nanny=False)
+        (card,) = cluster.wait_for_stores(1)
+        assert os.getsid(card.pid) == card.pid
+        opened = [
+            str(path.readlink())
+            for path in Path(f"/proc/{card.pid}/fd").iterdir()
+            if path.is_symlink()
+        ]
+        assert str(worker.log) not in opened
+        secret = {b"token", b"TENSORCAST_TOKEN"}
+        words = Path(f"/proc/{card.pid}/cmdline").read_bytes()
+        assert not any(word in words for word in secret)
+        adjusted = int(Path(f"/proc/{worker.pid}/oom_score_adj").read_text())
+        assert adjusted > int(Path(f"/proc/{card.pid}/oom_score_adj").read_text())
+        modules = Path(f"/proc/{card.pid}/maps").read_text()
+        assert "numpy" not in modules
+        assert "torch" not in modules
+
+
+# ------------------------------------------------------------------ TLS
+def certificates(folder: Path) -> dict[str, str]:
+    security = Security.temporary()
+    texts = {
+        "ca-file": security.tls_ca_file,
+        "cert": security.tls_scheduler_cert,
+        "key": security.tls_scheduler_key,
+    }
+    paths = {}
+    for name, text in texts.items():
+        path = folder / f"{name}.pem"
+        path.write_text(text)
+        paths[name] = str(path)
+    return paths
+
+
+def test_with_dasks_security_links_and_data_ports_are_encrypted(folder: Path) -> None:
+    with Cluster(folder, SETTINGS, tls=certificates(folder)) as cluster:
+        cluster.start_scheduler()
+        cluster.start_worker(name="a")
+        (node,) = cluster.wait_for_nodes(1, attended=1)
+        assert node.card.tls
+        with pytest.raises(TensorCastError):
+            _say_hello_in_plain(node.card)
+
+
+def _say_hello_in_plain(card: NodeCard) -> None:
+    import msgspec
+
+    from tensorcast_dask.dataplane.channel import Channel, Credentials, Prefer
+
+    plain = msgspec.structs.replace(card, tls=False)
+    credentials = Credentials(token=b"x" * 32, stall_s=3.0)
+    Channel.connect(plain, credentials=credentials, prefer=Prefer.TCP)
