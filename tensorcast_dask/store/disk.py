@@ -6,7 +6,7 @@ Rules:
 2. What cannot be written stays in memory; what is said to the caller is CapacityError
    (no tier has room), never an errno.
 3. A file that is damaged or gone is a lost copy, told to the catalog at once; copies in
-   memory have nothing to do with it.
+   memory have nothing to do with it. One that merely cannot be read now stays a copy.
 4. What a dead store of this folder left is taken over and announced like everything else.
 """
 
@@ -14,11 +14,17 @@ from __future__ import annotations
 
 import logging
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tensorcast_dask.dataplane.files.spool import Spool
 from tensorcast_dask.dataplane.segments import MemoryFile
-from tensorcast_dask.exceptions import FileError, Gone, TensorCastError
+from tensorcast_dask.exceptions import (
+    CorruptFile,
+    FileChanged,
+    Gone,
+    TensorCastError,
+)
 from tensorcast_dask.store.core import now_s
 from tensorcast_dask.store.records import digest_of_index
 from tensorcast_dask.store.state.replicas import Wanted
@@ -30,7 +36,7 @@ if TYPE_CHECKING:
     from tensorcast_dask.dataplane.files.spool import Spooled
     from tensorcast_dask.store.core import Core
     from tensorcast_dask.store.state.replicas import Freed, Replica
-    from tensorcast_dask.tensors.ids import Generation, NodeId
+    from tensorcast_dask.tensors.ids import ClusterId, Generation, NodeId
     from tensorcast_dask.tensors.messages import StoreSettings
 
 __all__ = ["Disk", "open_disk"]
@@ -51,8 +57,12 @@ class _Kept(Wire, frozen=True, kw_only=True):
     labels: dict[str, str]
 
 
-def open_disk(core: Core, settings: StoreSettings, node: NodeId) -> Disk | None:
+def open_disk(
+    core: Core, settings: StoreSettings, node: NodeId, *, cluster: ClusterId
+) -> Disk | None:
     """Open the disk tier that the settings name, and take over what lies there.
+
+    Each cluster has a folder of its own: its generations mean nothing in another.
 
     Raises
     ------
@@ -62,8 +72,9 @@ def open_disk(core: Core, settings: StoreSettings, node: NodeId) -> Disk | None:
     if Tier.DISK not in core.table.tiers:
         return None
     spool = Spool.claim(
-        settings.disk_dir,
+        Path(settings.disk_dir) / settings.cluster_name,
         name=node,
+        owner=cluster,
         limit_bytes=settings.disk_bytes,
         allow_tmpfs=settings.disk_dir_allow_tmpfs,
         direct=None if settings.disk_direct else False,
@@ -219,7 +230,7 @@ class Disk:
                     index_digest=replica.index_digest,
                     sums=replica.sums or sums,
                 )
-            except (FileError, Gone) as error:
+            except (CorruptFile, FileChanged, Gone) as error:
                 core.drop(generation, Tier.DISK, why=f"its file is lost: {error}")
                 raise
             finally:
@@ -239,7 +250,7 @@ class Disk:
             file = MemoryFile(held.replica.nbytes, name="tensorcast-read")
             try:
                 self._spool.read_into(generation, file.map_shared().view)
-            except (FileError, Gone) as error:
+            except (CorruptFile, FileChanged, Gone) as error:
                 self._core.drop(generation, Tier.DISK, why=f"its file is lost: {error}")
                 file.close()
                 raise

@@ -82,7 +82,9 @@ class Store:
             self.core, self.identity, free_ttl_s=told.free_ttl_s or float("inf")
         )
         self._sums = Sums(self.core)
-        self._disk = open_disk(self.core, settings, told.node)
+        self._disk = open_disk(
+            self.core, settings, told.node, cluster=self.identity.cluster
+        )
         self.jobs = Jobs(self._tell)
         movers = Movers(
             self.core,

@@ -111,7 +111,8 @@ def chunk_sums(data: Buffer, nbytes: int, chunk_bytes: int) -> Iterator[int]:
         message = f"there are {view.nbytes} bytes, not {nbytes}"
         raise InvalidArgument(message)
     if nbytes:
-        flat = view.cast("B")
+        # A ctypes array has the format "<B", which cannot be cast and need not be.
+        flat = view if view.itemsize == view.ndim == 1 else view.cast("B")
         for start in range(0, nbytes, chunk_bytes):
             yield chunk_sum(flat[start : min(start + chunk_bytes, nbytes)])
 

@@ -331,6 +331,9 @@ class ChunkMap(Message, frozen=True, kw_only=True):
     have: bytes = b""
     #: xxh3_64 of each chunk, little-endian u64s; zero where not yet known.
     sums: bytes = b""
+    #: Caller-leased memory: which content this is. Chunks of another stamp do not belong to
+    #: it (the owner mutated in between): the copy is thrown away and made again.
+    stamp: int = 0
 
 
 class ReadChunk(Message, frozen=True, kw_only=True):
@@ -347,6 +350,7 @@ class Chunk(Message, frozen=True, kw_only=True):
     generation: Generation
     chunk: int
     sum: int
+    stamp: int = 0  # see ChunkMap
 
 
 class ReadRanges(Message, frozen=True, kw_only=True):
@@ -366,6 +370,7 @@ class Ranges(Message, frozen=True, kw_only=True):
 
     generation: Generation
     sum: int
+    stamp: int = 0  # see ChunkMap
 
 
 class SumsAsked(Message, frozen=True, kw_only=True):

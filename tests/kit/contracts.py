@@ -10,6 +10,7 @@ Rules:
 from __future__ import annotations
 
 import abc
+import array
 import ctypes
 import gc
 import math
@@ -419,6 +420,21 @@ class ArraysContract(abc.ABC):
         transposed = self.layouts(w)["transposed"]
         assert isinstance(part["w"], RawTensor)
         assert bytes(part["w"].data) == self.bits(transposed)
+
+    def test_any_writable_buffer_can_be_read(self) -> None:
+        w = self.array()
+        memory, index = stored(w)
+        content = memory[: index.nbytes]
+        numbers = array.array("Q", content)
+        exported = (ctypes.c_ubyte * len(content)).from_buffer_copy(content)
+        for buffer in (bytearray(content), memoryview(numbers), exported):
+            assert self.bits(self.read(buffer, index)["tensor"]) == self.bits(w)
+            raw = materialise(buffer, index, framework="raw")["tensor"]
+            assert isinstance(raw, RawTensor)
+            assert raw.data.cast("f").shape == (24,)
+            target = self.array(seed=2)
+            copy_out(buffer, index, {"tensor": target})
+            assert self.bits(target) == self.bits(w)
 
     # ------------------------------------------------------------------- refusals
     @pytest.mark.parametrize(

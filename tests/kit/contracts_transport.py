@@ -25,6 +25,7 @@ from tensorcast_dask.dataplane.transports.base import (
 from tensorcast_dask.exceptions import (
     DeadlineExceeded,
     Gone,
+    Incomplete,
     OwnershipError,
     PeerLost,
     ReachError,
@@ -246,6 +247,48 @@ class TransportContract:
             with pytest.raises(PeerLost) as caught:
                 self.read_all(source, served)
             assert caught.value.data["damaged"] is True
+
+    def test_another_chunk_than_asked_is_refused(self, served: Served) -> None:
+        if self.outlives_holder:
+            pytest.skip("chunks are cut here")
+        served.break_at(2, Break.OTHER)
+        with (
+            contextlib.closing(self.open(served)) as source,
+            pytest.raises(WrongPeer),
+        ):
+            self.read_all(source, served)
+
+    def test_damaged_or_missing_ranges_are_never_handed_over(
+        self, served: Served
+    ) -> None:
+        if self.outlives_holder:
+            pytest.skip("ranges are cut here")
+        ranges = [(0, 5), (7, 5)]
+        served.break_at(0, Break.CORRUPT)
+        with contextlib.closing(self.open(served)) as source:
+            with pytest.raises(PeerLost) as caught:
+                source.read_ranges(ranges, bytearray(10))
+            assert caught.value.data["damaged"] is True
+        served.break_at(0, Break.DIE)
+        with (
+            contextlib.closing(self.open(served)) as source,
+            pytest.raises(WrongPeer),
+        ):
+            source.read_ranges(ranges, bytearray(10))
+
+    def test_bytes_of_before_and_after_a_mutation_are_never_mixed(
+        self, served: Served
+    ) -> None:
+        if self.outlives_holder:
+            pytest.skip("what is mapped is frozen")
+        for ask_first in (True, False):
+            with contextlib.closing(self.open(served)) as source:
+                if ask_first:
+                    source.chunk_map()
+                source.read_chunk(0, bytearray(CHUNK_BYTES))
+                served.stamp += 2
+                with pytest.raises(Incomplete, match="changed"):
+                    source.read_chunk(1, bytearray(CHUNK_BYTES))
 
     def test_a_refusal_arrives_as_the_holders_error(self, served: Served) -> None:
         served.break_at(0, Break.REFUSE)

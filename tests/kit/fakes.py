@@ -13,8 +13,8 @@ from typing import Any
 from tensorcast_dask.dataplane import memory
 from tensorcast_dask.dataplane.transports.base import (
     Arrived,
-    ChunkSums,
     Context,
+    Expected,
     Work,
     damaged,
 )
@@ -42,7 +42,7 @@ class FakeSource:
         self._served = served
         self._generation = generation
         self._closed = False
-        self._sums = ChunkSums()
+        self._expected = Expected()
 
     def chunk_map(self) -> ChunkMap:
         self._check()
@@ -54,8 +54,9 @@ class FakeSource:
             chunk_bytes=served.chunk_bytes,
             index=b"",
             sums=memory.pack_sums(sums),
+            stamp=served.stamp,
         )
-        self._sums = ChunkSums(found)
+        self._expected = Expected(found)
         return found
 
     def read_chunk(self, chunk: int, into: Any) -> Arrived:
@@ -73,6 +74,7 @@ class FakeSource:
             case Break.CORRUPT:
                 raise damaged(f"chunk {chunk}", "the fake")
             case None:
+                self._expected.check_stamp(self._served.stamp, peer="the fake")
                 memory.flat(into)[: len(data)] = data
                 return Arrived(Work(chunk, into), len(data), memory.sum_of(data))
 
@@ -82,6 +84,10 @@ class FakeSource:
 
     def read_ranges(self, ranges: list[tuple[int, int]], into: Any) -> int:
         self._check()
+        if Break.DIE in self._served.broken.values():
+            raise WrongPeer("too few bytes")
+        if Break.CORRUPT in self._served.broken.values():
+            raise damaged("ranges", "the fake")
         data = b"".join(self._served.data[at : at + n] for at, n in ranges)
         memory.flat(into)[: len(data)] = data
         return len(data)

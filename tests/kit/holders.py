@@ -86,6 +86,8 @@ class Served:
     file: MemoryFile
     closing: threading.Event
     broken: dict[int, Break]
+    #: Which content this is; goes up when an owner changes its memory.
+    stamp: int = 0
 
     @property
     def location(self) -> Location:
@@ -144,9 +146,12 @@ class _Holder:
                     for at, n in zip(numbers[::2], numbers[1::2], strict=True)
                 ]
                 whole = memory.sum_of(b"".join(parts))
-                return Reply(
-                    message=Ranges(generation=generation, sum=whole), payload=parts
-                )
+                if Break.DIE in served.broken.values():
+                    parts = parts[:-1]
+                if Break.CORRUPT in served.broken.values():
+                    whole ^= 1
+                answer = Ranges(generation=generation, sum=whole, stamp=served.stamp)
+                return Reply(message=answer, payload=parts)
             case Open(generation=generation):
                 return self._open(generation)
             case StateAsked():
@@ -166,6 +171,7 @@ class _Holder:
             chunk_bytes=self._served.chunk_bytes,
             index=b"",
             sums=memory.pack_sums(self._sums),
+            stamp=self._served.stamp,
         )
 
     def _open(self, generation: Generation) -> Reply:
@@ -194,6 +200,7 @@ class _Holder:
             generation=request.generation,
             chunk=number + (how is Break.OTHER),
             sum=self._sums[number],
+            stamp=served.stamp,
         )
         if how is Break.CORRUPT:
             bytes_[0] ^= 1

@@ -75,8 +75,8 @@ class SpoolMachine(RuleBasedStateMachine):
             refused = error.data
         if refused is not None:
             assert generation not in self.held
-            assert refused["free_bytes"] == free_bytes
-            assert int(refused["needed_bytes"] or 0) > free_bytes
+            assert refused["free"] == free_bytes
+            assert int(refused["needed"] or 0) > free_bytes
         else:
             assert generation not in self.held
             self.held[generation] = (name, artifact)

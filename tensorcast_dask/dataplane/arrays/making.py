@@ -22,6 +22,7 @@ import numpy as np
 
 from tensorcast_dask.dataplane.arrays.canonical import backend_named
 from tensorcast_dask.dataplane.arrays.contract import Places
+from tensorcast_dask.dataplane.arrays.numpy_backend import whole_buffer
 from tensorcast_dask.exceptions import InvalidArgument, NotFound
 from tensorcast_dask.tensors.specs import TensorSpec
 from tensorcast_dask.tensors.views import View
@@ -153,8 +154,7 @@ def _viewed(
 
 
 def _raw(buffer: Buffer, wanted: _Wanted) -> dict[str, object]:
-    whole = memoryview(buffer)
-    flat = whole.cast("B") if whole.nbytes else memoryview(b"")
+    flat = whole_buffer(buffer).data
     places = wanted.places
     views = [
         _raw_bytes(flat, dtype.itemsize, shape, offset, strides)

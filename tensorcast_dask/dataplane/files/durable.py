@@ -87,7 +87,7 @@ def require_room(folder: Path, need_bytes: int) -> None:
         )
         raise CapacityError(
             message,
-            {"tier": "disk", "needed_bytes": need_bytes, "free_bytes": free_bytes},
+            {"tier": "disk", "needed": need_bytes, "free": free_bytes},
         )
 
 

@@ -60,7 +60,7 @@ class Identity:
 
 
 def _typed(error: OSError, path: str, *, need_bytes: int) -> TensorCastError:
-    data = {"file": path, "errno": error.errno, "needed_bytes": need_bytes}
+    data = {"file": path, "errno": error.errno, "needed": need_bytes}
     why = error.strerror or str(error)
     if error.errno in _NO_ROOM:
         return CapacityError(f"{path}: {why}; free disk space or raise the limit", data)

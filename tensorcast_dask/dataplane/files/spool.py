@@ -3,7 +3,8 @@
 Rules:
 
 1. One store has one folder, locked while it lives. A store that comes later takes over a
-   folder that nobody has locked, and finds what its predecessor left.
+   folder that nobody has locked, and finds what its predecessor left; never that of another
+   owner (cluster), whose generations would be mistaken for its own.
 2. A file's name begins with the generation, which is unique for ever, and goes on with the
    artifact's id, escaped, for people. What the file is stands inside it, under its seal.
 3. A replica is on disk when its file has its final name: written, synced, renamed, and
@@ -54,6 +55,7 @@ from tensorcast_dask.exceptions import (
     FileError,
     Gone,
     InvalidArgument,
+    Mismatch,
     NotFound,
 )
 from tensorcast_dask.tensors.ids import ArtifactId, Generation, Version
@@ -68,6 +70,7 @@ __all__ = ["Recovered", "Spool", "Spooled", "file_name"]
 
 _MEMORY_FILE_SYSTEMS: Final = {"tmpfs", "ramfs", "devtmpfs", "hugetlbfs"}
 _LOCK: Final = ".lock"
+_OWNER: Final = ".owner"
 _SUFFIX: Final = ".safetensors"
 _BAD: Final = ".bad"
 _KEY: Final = "tensorcast.spool"
@@ -174,28 +177,60 @@ class Spool:
         root: str | os.PathLike[str],
         *,
         name: str,
+        owner: str = "",
         limit_bytes: int | None = None,
         allow_tmpfs: bool = False,
         direct: bool | None = None,
     ) -> Spool:
-        """Take the folder `name` under `root`, or one that a dead store left there.
+        """Take the folder `name` under `root`, or one that a dead store of `owner` left there.
 
-        Raises as the constructor. A folder of its own is made only when none is free.
+        A folder of its own is made only when none is free. Raises as the constructor.
         """
         base = Path(root)
+
+        def take(candidate: str) -> Spool:
+            folder = base / candidate
+            return cls(
+                folder, limit_bytes=limit_bytes, allow_tmpfs=allow_tmpfs, direct=direct
+            )
+
+        left: list[str] = []
         with suppress(OSError):
             left = sorted(entry.name for entry in os.scandir(base) if entry.is_dir())
-            for candidate in [name] if name in left else left:
-                with suppress(AlreadyExists):
-                    return cls(
-                        base / candidate,
-                        limit_bytes=limit_bytes,
-                        allow_tmpfs=allow_tmpfs,
-                        direct=direct,
-                    )
-        return cls(
-            base / name, limit_bytes=limit_bytes, allow_tmpfs=allow_tmpfs, direct=direct
-        )
+        for candidate in [] if name in left else left:
+            with suppress(AlreadyExists):
+                spool = take(candidate)
+                if spool.owner == owner:
+                    return spool
+                spool.close()
+        spool = take(name)
+        if owner and not spool.owner:
+            spool.own(owner)
+        return spool
+
+    @property
+    def owner(self) -> str:
+        """Whose replicas these are; "" while nobody has said so."""
+        try:
+            return (self.folder / _OWNER).read_text(errors="replace")
+        except OSError:
+            return ""
+
+    def own(self, owner: str) -> None:
+        """Say, for good, whose replicas these are.
+
+        Raises
+        ------
+        Mismatch
+            When they are somebody else's.
+        """
+        if self.owner not in {"", owner}:
+            message = f"{self.folder} holds replicas of {self.owner!r}, not of {owner!r}; choose another folder"
+            raise Mismatch(message, {"owner": self.owner})
+        data = owner.encode()
+        with Draft(self.folder / _OWNER, need_bytes=len(data)) as draft:
+            draft.write([data], at=0)
+            draft.publish()
 
     def close(self) -> None:
         """Give the folder up; the files stay for whoever takes it over."""
@@ -333,8 +368,8 @@ class Spool:
                     message,
                     {
                         "tier": "disk",
-                        "needed_bytes": need_bytes,
-                        "free_bytes": free_bytes,
+                        "needed": need_bytes,
+                        "free": free_bytes,
                     },
                 )
             self._booked[generation] = need_bytes

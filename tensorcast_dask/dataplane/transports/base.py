@@ -6,9 +6,10 @@ Rules:
    passes the contract tests.
 2. A chunk is handed over only after its sum was checked. A damaged one is PeerLost with
    `damaged: True`, for the cure is the same: take it from somebody else.
-3. A source is used by one thread. After any error it is of no more use; chunks that
+3. Memory that its owner may change carries a stamp; bytes of two stamps are never mixed.
+4. A source is used by one thread. After any error it is of no more use; chunks that
    were asked for and not handed over are the caller's to give to another source.
-4. At most `depth` requests are under way on a source.
+5. At most `depth` requests are under way on a source.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from tensorcast_dask.dataplane.channel import Credentials, Prefer
 from tensorcast_dask.dataplane.memory import unpack_sums
-from tensorcast_dask.exceptions import InvalidArgument, PeerLost
+from tensorcast_dask.exceptions import Incomplete, InvalidArgument, PeerLost
 from tensorcast_dask.tensors.ids import Generation, RequestId
 
 if TYPE_CHECKING:
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Arrived",
-    "ChunkSums",
     "Context",
+    "Expected",
     "Opener",
     "Source",
     "Work",
@@ -167,28 +168,45 @@ def have_chunk(chunk_map: ChunkMap, chunk: int) -> bool:
     return byte < len(chunk_map.have) and bool(chunk_map.have[byte] >> bit & 1)
 
 
-class ChunkSums:
-    """What chunks must hash to, as far as it is known."""
+class Expected:
+    """What the chunks of one pull must be, as far as it is known.
 
-    __slots__ = ("_sums",)
+    Sums come from the chunk map; the stamp (of memory that its owner may change) from the
+    map, or from the first bytes that arrive.
+    """
+
+    __slots__ = ("_stamp", "_sums")
 
     def __init__(self, chunk_map: ChunkMap | None = None) -> None:
         self._sums = unpack_sums(chunk_map.sums) if chunk_map else ()
+        self._stamp = chunk_map.stamp if chunk_map else None
 
-    def check(
-        self, chunk: int, found: int, *, claimed: int = 0, peer: str = ""
-    ) -> None:
-        """Check a chunk's sum against the source's own claim and against the map.
+    def check_sum(self, chunk: int, found: int, *, peer: str) -> None:
+        """Check a chunk's sum against the map.
 
         Raises
         ------
         PeerLost
-            When it differs from either; `data` has `damaged`.
+            When it differs; `data` has `damaged`.
         """
         known = self._sums[chunk] if chunk < len(self._sums) else 0
-        if (claimed and claimed != found) or (known and known != found):
-            msg = f"chunk {chunk}"
-            raise damaged(msg, peer)
+        if known and known != found:
+            what = f"chunk {chunk}"
+            raise damaged(what, peer)
+
+    def check_stamp(self, stamp: int, *, peer: str) -> None:
+        """Check that bytes are of the same content as all before them.
+
+        Raises
+        ------
+        Incomplete
+            When the owner changed its memory in between: what was read must be thrown away.
+        """
+        if self._stamp is None:
+            self._stamp = stamp
+        if stamp != self._stamp:
+            message = f"the owner of the memory at {peer} changed it while it was read; read it again"
+            raise Incomplete(message)
 
 
 def damaged(what: str, peer: str) -> PeerLost:

@@ -20,8 +20,8 @@ from tensorcast_dask.dataplane.maps import PrivateMap
 from tensorcast_dask.dataplane.memory import chunk_range, copy, copy_summed, flat
 from tensorcast_dask.dataplane.transports.base import (
     Arrived,
-    ChunkSums,
     Context,
+    Expected,
     Work,
     next_rid,
     register,
@@ -91,7 +91,7 @@ class ShmSource:
         self._channel = channel
         self._generation = generation
         self._context = context
-        self._sums = ChunkSums()
+        self._expected = Expected()
         self._chunk_bytes = channel.welcome.chunk_bytes
         self._fd = -1
         self._bytes: memoryview | None = None
@@ -127,7 +127,7 @@ class ShmSource:
             expect=ChunkMap,
             until_s=self._context.until_s,
         )
-        self._sums = ChunkSums(frame.message)
+        self._expected = Expected(frame.message)
         self._chunk_bytes = frame.message.chunk_bytes
         return frame.message
 
@@ -139,7 +139,7 @@ class ShmSource:
         )
         target = flat(into)[:nbytes]
         found = copy_summed(target, view[offset : offset + nbytes])
-        self._sums.check(chunk, found, peer=self._channel.stream.peer)
+        self._expected.check_sum(chunk, found, peer=self._channel.stream.peer)
         return Arrived(Work(chunk, into), nbytes, found)
 
     def read_chunks(self, work: Callable[[], Work | None]) -> Iterator[Arrived]:

@@ -18,8 +18,8 @@ from tensorcast_dask.dataplane.channel import Channel, Prefer
 from tensorcast_dask.dataplane.memory import flat, new_digest, sum_of
 from tensorcast_dask.dataplane.transports.base import (
     Arrived,
-    ChunkSums,
     Context,
+    Expected,
     Work,
     damaged,
     next_rid,
@@ -58,7 +58,7 @@ class StreamSource:
         self._channel = channel
         self._generation = generation
         self._context = context
-        self._sums = ChunkSums()
+        self._expected = Expected()
 
     def chunk_map(self) -> ChunkMap:
         """See `Source`."""
@@ -67,7 +67,7 @@ class StreamSource:
             expect=ChunkMap,
             until_s=self._context.until_s,
         )
-        self._sums = ChunkSums(frame.message)
+        self._expected = Expected(frame.message)
         return frame.message
 
     def read_chunk(self, chunk: int, into: Any) -> Arrived:  # noqa: ANN401
@@ -128,9 +128,10 @@ class StreamSource:
             raise WrongPeer(message)
         found = digest.intdigest()
         if found != reply.sum:
-            msg = f"chunk {work.chunk}"
-            raise damaged(msg, stream.peer)
-        self._sums.check(work.chunk, found, peer=stream.peer)
+            what = f"chunk {work.chunk}"
+            raise damaged(what, stream.peer)
+        self._expected.check_stamp(reply.stamp, peer=stream.peer)
+        self._expected.check_sum(work.chunk, found, peer=stream.peer)
         return Arrived(work, frame.nbytes, found)
 
     def read_ranges(self, ranges: list[tuple[int, int]], into: Any) -> int:  # noqa: ANN401
@@ -153,8 +154,10 @@ class StreamSource:
             raise WrongPeer(message)
         if sum_of(target[:wanted]) != frame.message.sum:
             self.close()
-            msg = "ranges"
-            raise damaged(msg, self._channel.stream.peer)
+            what = "ranges"
+            raise damaged(what, self._channel.stream.peer)
+        peer = self._channel.stream.peer
+        self._expected.check_stamp(frame.message.stamp, peer=peer)
         return wanted
 
     def take_fd(self) -> int | None:

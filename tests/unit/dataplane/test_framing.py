@@ -450,3 +450,30 @@ def test_a_refusal_is_a_message_like_any_other(
     error = there.receive(Refused).message.fault.error()
     assert isinstance(error, Gone)
     assert error.data == {"generation": 5}
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2**40), st.binary(max_size=300)), max_size=5),
+    st.lists(st.integers(1, 120), min_size=1, max_size=30),
+)
+def test_frames_are_found_however_the_wire_cuts_them(
+    sent: list[tuple[int, bytes]], cuts: list[int]
+) -> None:
+    wire = b"".join(pack(Done(nbytes=n), data) for n, data in sent)
+    here, there = connected("unix")
+    with contextlib.closing(here), contextlib.closing(there):
+
+        def drip() -> None:
+            at = 0
+            for number in range(len(wire)):
+                step = cuts[number % len(cuts)]
+                here.sock.sendall(wire[at : at + step])
+                at += step
+                if at >= len(wire):
+                    return
+
+        with meanwhile(drip):
+            for nbytes, data in sent:
+                frame = there.receive(Done, max_payload_bytes=300)
+                assert frame.message.nbytes == nbytes
+                assert bytes(frame.payload or b"") == data

@@ -2,8 +2,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
+import resource
 import socket
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -42,7 +45,6 @@ from tests.kit.holders import TOKEN, node_card
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from tensorcast_dask.dataplane.framing import Payload
 
@@ -448,3 +450,30 @@ def test_the_end_may_be_asked_for_by_a_request(rig: Rig) -> None:
         channel.call(ask("end"), expect=Done)
     eventually(lambda: stopped == [True], within_s=10)
     eventually(lambda: rig.server.connections == 0, within_s=10)
+
+
+def test_the_server_outlives_a_lack_of_descriptors(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    from pathlib import Path
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = {int(path.name) for path in Path("/proc/self/fd").iterdir()}
+    with contextlib.ExitStack() as held:
+        caller = held.enter_context(socket.socket(socket.AF_UNIX))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(used) + 4, hard))
+        held.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        with contextlib.suppress(OSError):
+            while True:
+                held.callback(os.close, os.dup(caller.fileno()))
+        caller.connect(rig.path)
+        eventually(lambda: "cannot accept" in caplog.text, within_s=10)
+    with rig.connect() as channel:
+        channel.call(write("leave"), expect=Done)
+
+
+def test_other_limits_hold_for_those_who_come_later(rig: Rig) -> None:
+    rig.server.configure(limits=Limits(payload_bytes=5), allow_uids=(1,))
+    with rig.connect() as channel, pytest.raises(PeerLost):
+        channel.call(write("read"), expect=Done, payload=b"too long")
+    assert rig.handler.got == []

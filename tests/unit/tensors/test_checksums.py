@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import ctypes
+
 import pytest
 import xxhash
 
@@ -62,6 +64,14 @@ def test_bytes_beyond_the_segment_do_not_count() -> None:
     assert list(chunk_sums(DATA, 5000, CHUNK)) == list(
         chunk_sums(DATA[:5000], 5000, CHUNK)
     )
+
+
+def test_any_contiguous_buffer_has_sums() -> None:
+    expected = list(chunk_sums(DATA, len(DATA), CHUNK))
+    numbers = memoryview(DATA).cast("Q")
+    exported = (ctypes.c_ubyte * len(DATA)).from_buffer_copy(DATA)
+    for buffer in (bytearray(DATA), numbers, exported):
+        assert list(chunk_sums(buffer, len(DATA), CHUNK)) == expected
 
 
 def test_too_few_bytes_are_refused() -> None:

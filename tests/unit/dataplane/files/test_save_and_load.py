@@ -466,7 +466,7 @@ def test_without_room_nothing_is_written(tmp_path: Path) -> None:
     index = Index(["a"], [dtype("uint8")], [(1 << 50,)])
     with pytest.raises(CapacityError) as caught:
         save(tmp_path / "m", index, os.memfd_create("nothing"))
-    assert caught.value.data["needed_bytes"] == 1 << 50
+    assert caught.value.data["needed"] == 1 << 50
     assert names(tmp_path) == []
 
 

@@ -20,6 +20,7 @@ from tensorcast_dask.exceptions import (
     FileError,
     Gone,
     InvalidArgument,
+    Mismatch,
     NotFound,
 )
 from tensorcast_dask.tensors.ids import ArtifactId, Generation, Version
@@ -59,7 +60,9 @@ def read(spool: Spool, generation: int) -> Sample:
 
 
 def files(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir() if path.name != ".lock")
+    return sorted(
+        path.name for path in folder.iterdir() if path.name not in {".lock", ".owner"}
+    )
 
 
 def test_every_tensor_comes_back_under_its_generation(tmp_path: Path) -> None:
@@ -117,10 +120,7 @@ def test_writes_are_refused_at_the_limit_and_go_on_after_a_removal(
     with pytest.raises(CapacityError) as caught:
         write(spool, 5)
     assert caught.value.data["tier"] == "disk"
-    assert (
-        caught.value.data["needed_bytes"]
-        == (tmp_path / files(tmp_path)[0]).stat().st_size
-    )
+    assert caught.value.data["needed"] == (tmp_path / files(tmp_path)[0]).stat().st_size
     assert all(read(spool, generation) == ONE for generation in accepted)
     assert spool.used_bytes == sum(
         (tmp_path / f).stat().st_size for f in files(tmp_path)
@@ -310,6 +310,25 @@ def test_one_folder_has_one_store_and_its_successor_finds_it(tmp_path: Path) -> 
     second.close()
     assert Spool.claim(tmp_path, name="n2").folder == tmp_path / "n2"
     third.close()
+
+
+def test_a_folder_of_another_cluster_is_left_alone(tmp_path: Path) -> None:
+    ours = Spool.claim(tmp_path, name="n1", owner="cluster-a")
+    write(ours, 1)
+    ours.close()
+    for owner in ("cluster-b", ""):
+        other = Spool.claim(tmp_path, name=f"n2{owner}", owner=owner)
+        assert other.folder == tmp_path / f"n2{owner}"
+        assert other.recover().replicas == ()
+        assert other.owner == owner
+        other.close()
+    again = Spool.claim(tmp_path, name="n3", owner="cluster-a")
+    assert again.folder == tmp_path / "n1"
+    assert [replica.generation for replica in again.recover().replicas] == [1]
+    again.own("cluster-a")
+    with pytest.raises(Mismatch):
+        again.own("cluster-b")
+    again.close()
 
 
 def test_a_folder_in_memory_is_refused_unless_allowed() -> None:
