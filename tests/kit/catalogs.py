@@ -89,6 +89,7 @@ class FakeNode:
     seen: dict[int, m.TaskDone] = field(default_factory=dict)
     marks: dict[Generation, m.DoMark] = field(default_factory=dict)
     granted: list[Generation] = field(default_factory=list)
+    thanked: list[int] = field(default_factory=list)
     refused: m.LinkRefused | None = None
     welcome: m.NodeWelcome | None = None
     fail_next: m.Fault | None = None
@@ -174,7 +175,7 @@ class FakeNode:
     def receive_order(self, message: m.ToNode) -> None:
         match message:
             case m.TaskSeen():
-                pass
+                self.thanked.append(message.task)
             case m.DoCancel():
                 self.inbox = [
                     one for one in self.inbox if getattr(one, "task", 0) != message.task
@@ -323,11 +324,12 @@ class Program:
     def fill(self, name: str, created: m.Created, *, nbytes: int = 100) -> None:
         index = index_of(nbytes)
         node = self.desk.nodes[created.node.node]
-        node.hold(
-            self.desk.record(
-                created.generation, name, created.version, index, node.kind
-            )
+        record = self.desk.record(
+            created.generation, name, created.version, index, node.kind
         )
+        made = self.desk.catalog.names.versions.get(created.generation)
+        labels = {} if made is None else made.labels
+        node.hold(msgspec.structs.replace(record, labels=labels))
 
     def put(
         self, name: str, *, nbytes: int = 100, deadline_s: float = 10.0, **more: object
@@ -539,6 +541,8 @@ class Desk:
                 max(self.wake_s, self.now_s) if self.wake_s else end_s,
             )
             self.now_s = max(at_s, self.now_s + 1e-6)
+            if self.wake_s is not None and self.now_s >= self.wake_s:
+                self.wake_s = None
             if renewing and self.now_s >= next_renew_s:
                 next_renew_s = self.now_s + third_s
                 for node in list(self.links.values()):

@@ -157,7 +157,8 @@ class Catalog:
                 self.outbox.stalled = ""
                 self.outbox.durable_to(event.seq)
             case TimePassed():
-                pass
+                # The shell's alarm has rung, perhaps early: it is set anew in any case.
+                self._wake_s = None
             case _:
                 self._came_or_went(event)
         self.timers.run_due(now_s)

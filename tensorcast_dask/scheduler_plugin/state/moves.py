@@ -4,8 +4,9 @@ Rules:
 
 1. One move at a time for one (generation, node, tier): whoever wants the same joins it.
    A move lives while somebody wants it.
-2. A move that ends badly is tried again while somebody still has time, sources are left
-   and the fault is one that may pass; a target that is gone ends it with PeerLost.
+2. A move that ends because somebody could not be reached is tried again while sources are
+   left and somebody has time. Any other fault ends it, so that who wished it can choose
+   another node; a target that is gone ends it with PeerLost.
 3. A replica counts when its node says so, after verifying it; the catalog adds it then.
 """
 
@@ -15,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
-from tensorcast_dask.exceptions import Gone, TensorCastError
+from tensorcast_dask.exceptions import Gone, ReachError, TensorCastError
 from tensorcast_dask.scheduler_plugin.state.ground import Ground
 from tensorcast_dask.scheduler_plugin.state.records import NodeRecord, VersionRecord
 from tensorcast_dask.scheduler_plugin.state.tasks import Task
@@ -202,7 +203,8 @@ class Moves:
         error = done.fault.error()
         now_s = self._outbox.now_s
         again = (
-            error.retryable
+            isinstance(error, ReachError)
+            and error.retryable
             and node.live
             and move.attempts < ATTEMPTS
             and any(wish.until_s > now_s + REST_S for wish in move.wishes)

@@ -19,7 +19,7 @@ __all__ = ["Numbers", "digest_of"]
 
 def digest_of(name: str) -> bytes:
     """Make what the version log calls an id: 16 bytes."""
-    return hashlib.blake2b(name.encode(), digest_size=16).digest()
+    return hashlib.blake2b(name.encode(errors="surrogatepass"), digest_size=16).digest()
 
 
 class Numbers:

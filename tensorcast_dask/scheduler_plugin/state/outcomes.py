@@ -20,6 +20,7 @@ from typing import Final, TypeAlias
 
 import msgspec
 
+from tensorcast_dask.exceptions import InvalidName
 from tensorcast_dask.scheduler_plugin.state.events import Row
 from tensorcast_dask.tensors import messages
 from tensorcast_dask.tensors.ids import RequestId, SessionId
@@ -96,8 +97,19 @@ class Outcomes:
 
     @staticmethod
     def digest_of(request: Wire) -> bytes:
-        """Make what tells two payloads apart."""
-        return hashlib.blake2b(messages.encode(request), digest_size=8).digest()
+        """Make what tells two payloads apart.
+
+        Raises
+        ------
+        InvalidName
+            When the request holds text that cannot be sent at all.
+        """
+        try:
+            raw = messages.encode(request)
+        except UnicodeEncodeError as error:
+            message = f"the request holds text that is not valid Unicode: {error}"
+            raise InvalidName(message) from error
+        return hashlib.blake2b(raw, digest_size=8).digest()
 
     def look(
         self, session: SessionId, rid: RequestId, digest: bytes

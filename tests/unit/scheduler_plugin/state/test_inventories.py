@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from tensorcast_dask.exceptions import DataLost, Gone, NotFound
+from tensorcast_dask.scheduler_plugin.state.events import NodeSaid
+from tensorcast_dask.tensors import messages as m
+from tensorcast_dask.tensors.ids import ArtifactId, Generation, RequestId, Version
+from tests.kit.catalogs import Desk, index_of
+
+
+def test_p30_a_new_life_of_a_node_has_what_it_announces_and_nothing_else() -> None:
+    d = Desk()
+    a = d.node("a")
+    p = d.program()
+    one, two = p.put("one"), p.put("two")
+    old_link = a.link
+    a.incarnation = 2
+    del a.held[two.generation]
+    a.join(announce=False)
+    assert d.catalog.holders.listed(d.catalog.names.versions[one.generation]) == []
+    a.announce()
+    assert p.locate(one.generation) == [a.node]
+    with pytest.raises(DataLost):
+        p.locate(two.generation)
+    late = d.record(two.generation, "two", 1, index_of(100))
+    d.tell(_said(old_link, m.ReplicaReady(record=late)))
+    with pytest.raises(DataLost):
+        p.locate(two.generation)
+
+
+def _said(link: int, message: m.FromNode) -> NodeSaid:
+    return NodeSaid(link=link, message=message)
+
+
+def test_p31_unknown_leftovers_are_reported_and_dropped_never_used() -> None:
+    d = Desk()
+    a = d.node("a")
+    stray = d.record(Generation(77), "stray", 1, index_of(10))
+    a.held[stray.generation] = stray
+    a.join()
+    assert a.held == {}
+    assert any(one.topic == "leftover" for one in d.emitted)
+    with pytest.raises(NotFound):
+        d.program().resolve("stray")
+
+
+def test_a_replica_of_other_content_than_the_catalog_knows_is_a_leftover() -> None:
+    d = Desk()
+    a, b = d.node("a"), d.node("b")
+    p = d.program()
+    info = p.put("x", node=a.node)
+    b.hold(d.record(info.generation, "x", 1, index_of(200)))
+    b.hold(d.record(info.generation, "y", 1, index_of(100)))
+    assert p.locate(info.generation) == [a.node]
+    assert b.held == {}
+
+
+def test_p31_with_the_journal_lost_the_catalog_is_rebuilt_from_its_nodes() -> None:
+    d = Desk()
+    a, b = d.node("a"), d.node("b")
+    p = d.program()
+    infos = [p.put(f"x{n}", labels={"n": str(n)}) for n in range(5)]
+    p.put("x0", version=-1)
+    p.publish(infos[0].generation)
+    for node in (a, b):
+        for generation, mark in node.marks.items():
+            if generation in node.held:
+                node.held[generation] = msgspec.structs.replace(
+                    node.held[generation], published=mark.published
+                )
+    p.destroy("x4")
+    d = d.restart(lost=True)
+    a.join()
+    b.join()
+    assert a.welcome is not None
+    assert a.welcome.need_index
+    p.open()
+    assert p.resolve("x0", published=True).version == 1
+    assert p.resolve("x0", 2).generation > infos[0].generation
+    for number in range(4):
+        found = p.resolve(f"x{number}")
+        assert found.labels == {"n": str(number)}
+        assert p.locate(found.generation)
+    with pytest.raises(NotFound):
+        p.resolve("x4")
+    assert p.put("x0", version=-1).version == 3
+
+
+def test_p31_what_a_rebuilt_catalog_destroyed_does_not_come_back() -> None:
+    d = Desk()
+    a = d.node("a")
+    p = d.program()
+    info = p.put("x")
+    d = d.restart(lost=True)
+    a.join()
+    p.open()
+    stale = dict(a.held)
+    p.destroy("x")
+    a.held = stale
+    a.join()
+    assert a.held == {}
+    with pytest.raises(Gone):
+        p.locate(info.generation)
+
+
+def test_a_broken_index_from_a_node_does_not_make_an_artifact() -> None:
+    d = Desk().restart(lost=True)
+    a = d.node("a")
+    good = d.record(Generation(5), "x", 1, index_of(10))
+    for bad in (
+        msgspec.structs.replace(good, index=b"\xff"),
+        msgspec.structs.replace(good, id=ArtifactId(" ")),
+        msgspec.structs.replace(good, version=Version(0)),
+        msgspec.structs.replace(good, index=b""),
+    ):
+        a.hold(bad)
+        assert a.held == {}
+    a.hold(good)
+    assert list(a.held) == [5]
+
+
+def test_a_dropped_tier_leaves_the_others_and_the_last_one_the_list() -> None:
+    d = Desk()
+    a = d.node("a")
+    p = d.program()
+    info = p.put("x")
+    disk = msgspec.structs.replace(a.held[info.generation], tier=m.Tier.DISK)
+    a.say(m.ReplicaReady(record=disk))
+    record = d.catalog.names.versions[info.generation]
+    assert record.holders[a.node].tiers == (m.Tier.HOST, m.Tier.DISK)
+    gone = m.ReplicaDropped(generation=info.generation, tier=m.Tier.HOST, why="spilled")
+    a.say(gone)
+    assert record.holders[a.node].nearest is m.Tier.DISK
+    a.say(m.ReplicaDropped(generation=info.generation, tier=m.Tier.DISK, why="bad"))
+    with pytest.raises(DataLost):
+        p.locate(info.generation)
+    a.say(m.ReplicaDropped(generation=Generation(999), tier=m.Tier.DISK, why=""))
+
+
+def test_p24_leave_to_drop_is_given_for_spare_copies_and_for_strays_only() -> None:
+    d = Desk()
+    a, b = d.node("a"), d.node("b")
+    p = d.program()
+    single, double = p.put("one", node=a.node), p.put("two", node=a.node)
+    p.call(
+        m.Ensure(
+            rid=p.rid(), generation=double.generation, node=b.node, deadline_s=5.0
+        ),
+        m.Moved,
+    )
+    asked = (single.generation, double.generation, Generation(12345))
+    a.say(m.MayDrop(rid=RequestId("r1"), generations=asked))
+    assert a.granted == [double.generation, 12345]
+    assert p.locate(double.generation) == [b.node]
+    b.say(m.MayDrop(rid=RequestId("r2"), generations=asked))
+    assert double.generation not in b.granted
+    assert p.locate(double.generation) == [b.node]
+
+
+def test_what_is_ready_while_an_inventory_arrives_counts_as_claimed() -> None:
+    d = Desk()
+    a = d.node("a")
+    p = d.program()
+    info = p.put("x")
+    record = a.held[info.generation]
+    a.incarnation = 2
+    a.join(announce=False)
+    a.say(m.Inventory(replicas=(), more=True))
+    a.say(m.ReplicaReady(record=record))
+    a.say(m.Inventory(replicas=()))
+    assert p.locate(info.generation) == [a.node]

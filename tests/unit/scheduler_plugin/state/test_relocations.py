@@ -1,0 +1,228 @@
+from __future__ import annotations
+
+import pytest
+
+from tensorcast_dask.exceptions import (
+    CapacityError,
+    DeadlineExceeded,
+    Gone,
+    NotFound,
+    PeerLost,
+)
+from tensorcast_dask.tensors import messages as m
+from tensorcast_dask.tensors.ids import Generation, HostId, NodeId
+from tests.kit.catalogs import Desk, Program
+
+
+def desk(*names: str) -> tuple[Desk, Program]:
+    d = Desk()
+    for name in names:
+        d.node(name)
+    return d, d.program()
+
+
+def ensure(
+    p: Program, generation: int, node: str = "", host: str = "", deadline_s: float = 9.0
+) -> m.Ensure:
+    return m.Ensure(
+        rid=p.rid(),
+        generation=Generation(generation),
+        node=NodeId(node),
+        host=HostId(host),
+        deadline_s=deadline_s,
+    )
+
+
+def migrate(
+    p: Program, generation: int, source: str, node: str, deadline_s: float = 9.0
+) -> m.Migrate:
+    return m.Migrate(
+        rid=p.rid(),
+        generation=Generation(generation),
+        source=NodeId(source),
+        node=NodeId(node),
+        deadline_s=deadline_s,
+    )
+
+
+def test_ensure_brings_a_replica_and_finds_one_that_is_there() -> None:
+    _d, p = desk("a", "b")
+    info = p.put("x", node=NodeId("a"))
+    moved = p.call(ensure(p, info.generation, "b"), m.Moved)
+    assert (moved.location.card.node, moved.moved_bytes, moved.via) == ("b", 100, "tcp")
+    again = p.call(ensure(p, info.generation, "b"), m.Moved)
+    assert (again.moved_bytes, again.via) == (0, "here")
+    assert sorted(p.locate(info.generation)) == ["a", "b"]
+
+
+def test_ensure_on_a_host_takes_a_node_of_that_host_and_joins_a_move_to_it() -> None:
+    d, p = desk("a")
+    d.node("b1", "hb", obedient=False)
+    d.node("b2", "hb", obedient=False)
+    info = p.put("x", node=NodeId("a"))
+    first = p.ask(ensure(p, info.generation, host="hb"))
+    second = p.ask(ensure(p, info.generation, host="hb"))
+    pulls = [
+        one
+        for node in ("b1", "b2")
+        for one in d.nodes[NodeId(node)].inbox
+        if isinstance(one, m.DoPull)
+    ]
+    assert len(pulls) == 1
+    for node in ("b1", "b2"):
+        d.nodes[NodeId(node)].obey_all()
+    one, two = p.result(first, m.Moved), p.result(second, m.Moved)
+    assert one.location.card.node == two.location.card.node
+
+
+def test_ensure_with_no_place_named_takes_another_host_than_the_holders() -> None:
+    d, p = desk("a", "b")
+    d.node("a2", "h-a")
+    info = p.put("x", node=NodeId("a"))
+    assert p.call(ensure(p, info.generation), m.Moved).location.card.node == "b"
+    assert p.call(ensure(p, info.generation), m.Moved).location.card.node == "a2"
+
+
+def test_p29_ensure_fails_over_when_its_target_dies_and_ends_typed_when_none_is_left() -> (
+    None
+):
+    d, p = desk("a", "b")
+    info = p.put("x", node=NodeId("a"))
+    b = d.nodes[NodeId("b")]
+    b.obedient = False
+    rid = p.ask(ensure(p, info.generation, deadline_s=60.0))
+    named = p.ask(ensure(p, info.generation, "b", deadline_s=60.0))
+    d.node("c")
+    b.lose_link()
+    d.pass_time(7.0)
+    assert p.result(rid, m.Moved).location.card.node == "c"
+    with pytest.raises(PeerLost):
+        p.result(named, m.Moved)
+
+
+def test_ensure_ends_at_its_deadline_and_stops_the_move_when_nobody_wants_it() -> None:
+    d, p = desk("a", "b")
+    info = p.put("x", node=NodeId("a"))
+    b = d.nodes[NodeId("b")]
+    b.obedient = False
+    short = p.ask(ensure(p, info.generation, "b", deadline_s=1.0))
+    longer = p.ask(ensure(p, info.generation, "b", deadline_s=2.0))
+    d.pass_time(1.5)
+    with pytest.raises(DeadlineExceeded):
+        p.result(short, m.Moved)
+    assert not p.answered(longer)
+    assert d.catalog.debug_state()["moves"] == 1
+    d.pass_time(1.0)
+    with pytest.raises(DeadlineExceeded):
+        p.result(longer, m.Moved)
+    state = d.catalog.debug_state()
+    assert (state["moves"], state["tasks"], state["operations"]) == (0, 0, 0)
+
+
+def test_p26_migrate_copies_switches_and_then_frees_the_source() -> None:
+    d, p = desk("a", "b")
+    info = p.put("x", node=NodeId("a"))
+    moved = p.call(migrate(p, info.generation, "a", "b"), m.Moved)
+    assert moved.location.card.node == "b"
+    assert p.locate(info.generation) == ["b"]
+    assert d.nodes[NodeId("a")].held == {}
+
+
+def test_p26_migrate_to_itself_is_nothing_and_to_nowhere_a_typed_error() -> None:
+    _d, p = desk("a", "b")
+    info = p.put("x", node=NodeId("a"))
+    moved = p.call(migrate(p, info.generation, "a", "a"), m.Moved)
+    assert moved.moved_bytes == 0
+    for source, target in (("a", "zz"), ("zz", "a"), ("b", "a")):
+        with pytest.raises(NotFound):
+            p.call(migrate(p, info.generation, source, target), m.Moved)
+    assert p.locate(info.generation) == ["a"]
+
+
+@pytest.mark.parametrize("when", ["before", "during", "after"])
+def test_p26_a_target_that_dies_leaves_the_source_readable_unpinned_and_free(
+    when: str,
+) -> None:
+    d, p = desk("a", "b", "c")
+    info = p.put("x", node=NodeId("a"))
+    b = d.nodes[NodeId("b")]
+    b.obedient = False
+    if when == "before":
+        b.lose_link()
+    rid = p.ask(migrate(p, info.generation, "a", "b", deadline_s=60.0))
+    if when == "after":
+        pull = next(one for one in b.inbox if isinstance(one, m.DoPull))
+        record = d.nodes[NodeId("a")].held[info.generation]
+        b.say(m.ReplicaReady(record=record))
+        assert pull.generation == info.generation
+    if when != "before":
+        b.lose_link()
+    d.pass_time(7.0)
+    with pytest.raises(PeerLost):
+        p.result(rid, m.Moved)
+    assert p.locate(info.generation) == ["a"]
+    state = d.catalog.debug_state()
+    assert (state["pins"], state["moves"], state["tasks"]) == (0, 0, 0)
+    p.call(migrate(p, info.generation, "a", "c"), m.Moved)
+    assert p.locate(info.generation) == ["c"]
+    assert p.destroy("x") == (1,)
+
+
+def test_p26_a_failed_copy_leaves_everything_as_it_was() -> None:
+    d, p = desk("a", "b")
+    info = p.put("x", node=NodeId("a"))
+    d.nodes[NodeId("b")].fail_next = m.Fault(kind="CapacityError", message="full")
+    with pytest.raises(CapacityError, match="full"):
+        p.call(migrate(p, info.generation, "a", "b"), m.Moved)
+    assert p.locate(info.generation) == ["a"]
+
+
+def test_a_destroyed_version_ends_the_moves_of_it() -> None:
+    d, p = desk("a", "b")
+    info = p.put("x", node=NodeId("a"))
+    d.nodes[NodeId("b")].obedient = False
+    rid = p.ask(migrate(p, info.generation, "a", "b"))
+    p.ask(m.Destroy(rid=p.rid(), id=info.id))
+    with pytest.raises(Gone):
+        p.result(rid, m.Moved)
+
+
+def drain(p: Program, node: str, deadline_s: float = 30.0) -> m.DrainNode:
+    return m.DrainNode(rid=p.rid(), node=NodeId(node), deadline_s=deadline_s)
+
+
+def test_drain_moves_what_a_node_alone_holds_and_then_ends_it() -> None:
+    d, p = desk("a", "b")
+    alone = [p.put(f"x{n}", node=NodeId("a")).generation for n in range(10)]
+    shared = p.put("y", node=NodeId("a")).generation
+    p.call(ensure(p, shared, "b"), m.Moved)
+    receipt = p.call(drain(p, "a"), m.Drained)
+    assert sorted(receipt.moved) == alone
+    assert (receipt.moved_bytes, receipt.stayed) == (1000, ())
+    assert any(isinstance(one, m.DoEnd) for one in d.nodes[NodeId("a")].inbox)
+    for generation in [*alone, shared]:
+        assert p.locate(generation) == ["b"]
+    with pytest.raises(PeerLost):
+        p.call(drain(p, "a"), m.Drained)
+
+
+def test_drain_that_cannot_move_all_says_what_stayed_and_does_not_end_the_node() -> (
+    None
+):
+    _d, p = desk("a")
+    info = p.put("x")
+    receipt = p.call(drain(p, "a"), m.Drained)
+    assert [generation for generation, _ in receipt.stayed] == [info.generation]
+    assert p.locate(info.generation) == ["a"]
+    assert p.put("y").version == 1
+
+
+def test_drain_takes_its_deadline_as_the_end_and_gives_the_receipt() -> None:
+    d, p = desk("a", "b")
+    info = p.put("x", node=NodeId("a"))
+    d.nodes[NodeId("b")].obedient = False
+    rid = p.ask(drain(p, "a", deadline_s=1.0))
+    d.pass_time(1.5)
+    receipt = p.result(rid, m.Drained)
+    assert receipt.stayed[0][0] == info.generation
+    assert d.catalog.debug_state()["moves"] == 0

@@ -1,0 +1,22 @@
+from __future__ import annotations
+
+from tensorcast_dask.scheduler_plugin.state.stories import MAX_SUBJECTS, Stories
+
+
+def test_a_line_is_told_of_each_of_its_subjects_with_its_age() -> None:
+    stories = Stories(lines=4)
+    stories.tell(1.0, ("x", "r1", ""), "version {} of {}", 3, "x{y}")
+    assert stories.of("x", now_s=3.5) == ((2.5, "version 3 of x{y}"),)
+    assert stories.of("r1", now_s=1.0) == ((0.0, "version 3 of x{y}"),)
+    assert stories.of("nobody", now_s=1.0) == ()
+
+
+def test_old_lines_and_old_subjects_give_way() -> None:
+    stories = Stories(lines=2)
+    for number in range(3):
+        stories.tell(0.0, ("x",), "{}", number)
+    assert [text for _, text in stories.of("x", now_s=0.0)] == ["1", "2"]
+    for number in range(MAX_SUBJECTS):
+        stories.tell(0.0, (f"s{number}",), "here")
+    assert stories.of("x", now_s=0.0) == ()
+    assert stories.of(f"s{MAX_SUBJECTS - 1}", now_s=0.0) != ()
