@@ -22,6 +22,7 @@ import statistics
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal
@@ -31,10 +32,12 @@ __all__ = [
     "Measured",
     "Verdict",
     "absolute",
+    "emit",
     "failed",
     "judge",
     "paired",
     "seconds",
+    "section",
     "unavailable",
     "versions",
 ]
@@ -339,6 +342,15 @@ def commit() -> str:
     except (OSError, subprocess.SubprocessError):
         return "unknown"
     return head + ("+" if changed else "")
+
+
+def section(name: str, work: Callable[[], object]) -> None:
+    """Run one part of a bench; its failure is a line, and the other parts go on."""
+    try:
+        work()
+    except Exception as error:
+        traceback.print_exc()
+        emit(failed(name, f"{type(error).__name__}: {error}"[:300]))
 
 
 def emit(measured: Measured) -> None:

@@ -63,6 +63,7 @@ def cluster(
     separate_hosts: bool = False,
     warm_bytes: int | None = None,
     memory: str | None = None,
+    more: dict[str, Any] | None = None,
     **options: Any,
 ) -> Iterator[Any]:
     """A local cluster whose warm pool keeps what the bench says.
@@ -77,11 +78,13 @@ def cluster(
         0: every segment is fresh. Default: room for one big artifact.
     memory : str, optional
         Budget of a node.
+    more : dict, optional
+        Further settings.
     **options
         For ``LocalCluster``.
     """
     keep = sizes.big_bytes + 64 * MIB if warm_bytes is None else warm_bytes
-    settings: dict[str, Any] = {"segment": {"warm-bytes": keep}}
+    settings: dict[str, Any] = {"segment": {"warm-bytes": keep}} | (more or {})
     with (
         run_directory(),
         tc.LocalCluster(

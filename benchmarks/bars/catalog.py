@@ -251,7 +251,11 @@ def main(sizes: Sizes) -> None:
     """Three lines."""
     with (
         tempfile.TemporaryDirectory(dir=str(product.ROOT)) as folder,
-        product.cluster(sizes, journal=str(Path(folder) / "journal.db")) as cluster,
+        product.cluster(
+            sizes,
+            journal=str(Path(folder) / "journal.db"),
+            more={"on-close": "end"},
+        ) as cluster,
         product.session(cluster) as cast,
     ):
         product.put_small(cast, 100)

@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from benchmarks import product
-from benchmarks.harness import emit, failed, paired
+from benchmarks.harness import emit, failed, paired, section
 from benchmarks.peers.gather import DaskGather
 from benchmarks.raw import Wire
 from benchmarks.sizes import Sizes, parse
@@ -114,9 +114,13 @@ def main(sizes: Sizes) -> None:
     """Four lines."""
     wire = Wire(sizes.big_bytes)
     for fresh in (True, False):
-        against_sockets(sizes, wire, fresh=fresh)
+        kind = "fresh" if fresh else "recycled"
+        section(
+            f"pull into a {kind} segment",
+            lambda fresh=fresh: against_sockets(sizes, wire, fresh=fresh),
+        )
     wire.close()
-    brain_floats(sizes)
+    section("pull of bfloat16 against uint8", lambda: brain_floats(sizes))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import product
-from benchmarks.harness import absolute, emit, paired, seconds, unavailable
+from benchmarks.harness import absolute, emit, paired, seconds, section, unavailable
 from benchmarks.peers.ray_peer import NotInstallable, Ray
 from benchmarks.raw import Memcpy, Segments
 from benchmarks.sizes import MIB, Sizes, parse
@@ -152,9 +152,13 @@ def main(sizes: Sizes) -> None:
     """Five lines."""
     segments = Segments(sizes.big_bytes)
     for fresh in (True, False):
-        against_segments(sizes, segments, fresh=fresh)
+        kind = "fresh" if fresh else "recycled"
+        section(
+            f"put into a {kind} segment",
+            lambda fresh=fresh: against_segments(sizes, segments, fresh=fresh),
+        )
     segments.close()
-    commit(sizes)
+    section("commit after create", lambda: commit(sizes))
 
 
 if __name__ == "__main__":
