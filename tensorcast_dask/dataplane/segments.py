@@ -10,7 +10,9 @@ Rules:
    (`write_description`, `read_description`).
 3. A write lease is granted only when no other description exists anywhere: no open file,
    no map whose file was closed, no descriptor in flight. It is held only for the probe.
-4. SIGIO, by which the kernel would tell of a broken lease, is ignored (`ignore_sigio`).
+4. The kernel tells the holder of a lease that somebody waits for it by SIGIO, which ends
+   a process that does not expect it. Each probe asks for SIGURG in its place, which is
+   ignored by default; a store ignores SIGIO besides (`ignore_sigio`).
 5. Size is sealed at creation. Pages are made by the caller's will (`prefault`), which has
    done the admission: the kernel does not guard (it would call the OOM killer).
 6. Where leases are not granted at all (`leases_work`), a file is frozen by the write
@@ -36,6 +38,7 @@ __all__ = ["MemoryFile", "ignore_sigio", "leases_work", "reopen"]
 
 _F_ADD_SEALS: Final = 1033
 _F_GET_SEALS: Final = 1034
+_F_SETSIG: Final = 10
 _SEAL_SHRINK: Final = 2
 _SEAL_GROW: Final = 4
 _SEAL_WRITE: Final = 8
@@ -120,13 +123,20 @@ class MemoryFile:
         return os.fstat(self.fd).st_blocks * 512
 
     def sole_owner(self) -> bool:
-        """Say whether nobody else, anywhere, has this file open, mapped or in flight."""
-        try:
-            fcntl.fcntl(self.fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
-        except OSError:
-            return False
-        fcntl.fcntl(self.fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
-        return True
+        """Say whether nobody else, anywhere, has this file open, mapped or in flight.
+
+        An open by another thread of this process at the same instant makes it False too.
+        """
+        with self._lock:  # two probes at once would end each other's lease
+            fd = self.fd
+            try:
+                # Each time: the kernel forgets it when a lease ends.
+                fcntl.fcntl(fd, _F_SETSIG, signal.SIGURG)
+                fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+            except OSError:
+                return False
+            fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+            return True
 
     def freeze(self) -> bool:
         """Seal against writing for ever; False while a writable map is left anywhere.

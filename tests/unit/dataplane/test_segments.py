@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -163,6 +164,43 @@ def test_the_proof_needs_no_privilege() -> None:
         [sys.executable, "-c", code], capture_output=True, check=False, timeout=30
     )
     assert child.stdout == b"True\n", child.stderr
+
+
+def test_threads_may_probe_at_once(file: MemoryFile) -> None:
+    found: list[bool] = []
+
+    def probe() -> None:
+        found.extend(file.sole_owner() for _ in range(2000))
+
+    threads = [threading.Thread(target=probe) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert found == [True] * 6000
+
+
+def test_opening_during_a_probe_does_no_harm_even_without_ignoring_sigio() -> None:
+    code = """if True:
+        import os, threading, time
+        from tensorcast_dask.dataplane.segments import MemoryFile
+        file = MemoryFile(4096)
+        until_s = time.monotonic() + 0.5
+        def probe():
+            while time.monotonic() < until_s:
+                file.sole_owner()
+        def read():
+            while time.monotonic() < until_s:
+                os.close(file.read_description())
+        threads = [threading.Thread(target=work) for work in (probe, read, read)]
+        for thread in threads: thread.start()
+        for thread in threads: thread.join()
+        print(file.sole_owner())
+        """
+    child = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, check=False, timeout=30
+    )
+    assert child.stdout == b"True\n", child.returncode
 
 
 def test_sigio_is_ignored() -> None:
