@@ -1,5 +1,70 @@
-"""Long-lived tensors as first-class citizens of a Dask cluster."""
+"""Long-lived tensors as first-class citizens of a Dask cluster.
+
+Names are imported when they are first used, so that `import tensorcast_dask` costs next
+to nothing and never loads an array library.
+"""
 
 from __future__ import annotations
 
-__version__ = "0.1.0.dev0"
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tensorcast_dask.api.artifact import Artifact as Artifact
+    from tensorcast_dask.api.cluster import LocalCluster as LocalCluster
+    from tensorcast_dask.api.connecting import connect as connect
+    from tensorcast_dask.api.core import Operation as Operation
+    from tensorcast_dask.api.functions import artifact as artifact
+    from tensorcast_dask.api.functions import latest as latest
+    from tensorcast_dask.api.functions import put as put
+    from tensorcast_dask.api.functions import register as register
+    from tensorcast_dask.api.session import Session as Session
+    from tensorcast_dask.api.worker import Worker as Worker
+    from tensorcast_dask.exceptions import TensorCastError as TensorCastError
+    from tensorcast_dask.tensors.views import s_ as s_
+
+from tensorcast_dask.version import __version__ as __version__
+
+_HOMES = {
+    "Artifact": "tensorcast_dask.api.artifact",
+    "LocalCluster": "tensorcast_dask.api.cluster",
+    "Operation": "tensorcast_dask.api.core",
+    "Session": "tensorcast_dask.api.session",
+    "TensorCastError": "tensorcast_dask.exceptions",
+    "Worker": "tensorcast_dask.api.worker",
+    "artifact": "tensorcast_dask.api.functions",
+    "connect": "tensorcast_dask.api.connecting",
+    "latest": "tensorcast_dask.api.functions",
+    "put": "tensorcast_dask.api.functions",
+    "register": "tensorcast_dask.api.functions",
+    "s_": "tensorcast_dask.tensors.views",
+}
+
+__all__ = [
+    "Artifact",
+    "LocalCluster",
+    "Operation",
+    "Session",
+    "TensorCastError",
+    "Worker",
+    "artifact",
+    "connect",
+    "latest",
+    "put",
+    "register",
+    "s_",
+]
+
+
+def __getattr__(name: str) -> object:
+    home = _HOMES.get(name)
+    if home is None:
+        message = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(message)
+    value: object = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__", "exceptions"]

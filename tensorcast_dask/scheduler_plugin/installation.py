@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 import msgspec
 from distributed.comm.addressing import get_address_host
 
-from tensorcast_dask import __version__
 from tensorcast_dask.config import Settings, Tree, local_tree, merged
 from tensorcast_dask.dataplane.hosts import cluster_folder, host_id, run_directory
 from tensorcast_dask.exceptions import CatalogUnavailable, Mismatch
@@ -43,6 +42,7 @@ from tensorcast_dask.scheduler_plugin.state.events import (
 from tensorcast_dask.scheduler_plugin.tables import Tables
 from tensorcast_dask.tensors.ids import NodeId
 from tensorcast_dask.tensors.messages import LinkTarget
+from tensorcast_dask.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -103,6 +103,7 @@ class Links:
         self._links: dict[int, _Link] = {}
         self._server: asyncio.Server | None = None
         self._talks: set[asyncio.Task[None]] = set()
+        self.host = ""
         self.port = 0
         #: Called after a node has joined: with its link and what it said of itself.
         self.on_join: Callable[[int, NodeHello], None] = _nobody_asks
@@ -127,6 +128,7 @@ class Links:
             except OSError as error:
                 why = error
                 continue
+            self.host = host
             self.port = self._server.sockets[0].getsockname()[1]
             return self.port
         message = f"no port for nodes on {host or 'any interface'} ({why}); see tensorcast.link.ports"

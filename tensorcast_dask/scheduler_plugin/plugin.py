@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from distributed.diagnostics.plugin import SchedulerPlugin
 
-from tensorcast_dask import __version__
 from tensorcast_dask.scheduler_plugin import dask_private
 from tensorcast_dask.scheduler_plugin.installation import Installation
+from tensorcast_dask.version import __version__
 
 if TYPE_CHECKING:
     from distributed import Scheduler

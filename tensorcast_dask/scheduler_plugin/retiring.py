@@ -103,7 +103,9 @@ class Retiring:
         """Who is meant; chosen by Dask's own rule when nobody is named."""
         scheduler = self._owner.scheduler
         if workers is not None:
-            return [scheduler.coerce_address(worker) for worker in workers]
+            # Clusters name workers by their names here; Dask passes over whom it does not know.
+            known = [scheduler.aliases.get(worker, worker) for worker in workers]
+            return [str(address) for address in known if address in scheduler.workers]
         if names is not None:
             wanted = {str(name) for name in names}
             return [

@@ -43,6 +43,7 @@ from tensorcast_dask.tensors.messages import (
     DoLinger,
     Fault,
     OpenSession,
+    SessionOpen,
     Wire,
 )
 
@@ -213,6 +214,11 @@ class CatalogService:
     def _reply(
         self, session: SessionId, rid: RequestId, value: Wire | Fault | None
     ) -> None:
+        if isinstance(value, SessionOpen):
+            # Only the port itself knows where it listens.
+            value = msgspec.structs.replace(
+                value, link_host=self.links.host, link_port=self.links.port
+            )
         if session != OWN_SESSION:
             self.sessions.answer(session, rid, value)
             return

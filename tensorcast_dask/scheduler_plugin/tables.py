@@ -314,10 +314,12 @@ def _cells(facts: NodeFacts | OperationFacts) -> list[Cell]:
     return list(msgspec.structs.astuple(facts))
 
 
-def _plain(cell: object) -> Cell:
+def _plain(cell: object) -> Fact:
     """Make a cell what a message can carry: what is no plain value becomes text."""
-    if cell is None or isinstance(cell, str | bytes | bool | float):
+    if cell is None or isinstance(cell, str | bool | float):
         return cell
+    if isinstance(cell, bytes):
+        return cell.hex()
     if isinstance(cell, int) and -_MAX_INT <= cell < _MAX_INT:
         return cell
     return str(cell)

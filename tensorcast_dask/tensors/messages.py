@@ -773,6 +773,9 @@ class SessionOpen(Wire, frozen=True, kw_only=True):
     chunk_bytes: int
     small_bytes: int
     deadline_default_s: float
+    #: Where processes that register memory open their link.
+    link_host: str = ""
+    link_port: int = 0
     tls: TlsFiles | None = None
     recovery: str = ""  # what a recovery had to say; "" when nothing was lost
 
@@ -1101,10 +1104,10 @@ class Query(Message, frozen=True, kw_only=True):
 
 
 class Rows(Wire, frozen=True, kw_only=True):
-    """A result set; values are plain (dates as text)."""
+    """A result set; values are plain (dates and times as text, blobs as hex)."""
 
     columns: tuple[str, ...]
-    rows: tuple[tuple[Fact | bytes, ...], ...]
+    rows: tuple[tuple[Fact, ...], ...]
     truncated: bool = False
 
 

@@ -1,0 +1,59 @@
+"""What the calls of a session share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tensorcast_dask.api import names
+from tensorcast_dask.api.artifact import Artifact
+from tensorcast_dask.api.worker import Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from tensorcast_dask.api.core import Core, Operation
+    from tensorcast_dask.api.deadlines import Deadline
+    from tensorcast_dask.tensors.messages import ArtifactInfo
+
+__all__ = ["Calls", "Node", "ref_of"]
+
+#: How a call names a node: a handle, a name, a Dask address, or by policy.
+Node = Worker | str | None
+
+
+class Calls:
+    """Base of the groups of calls that make up a session."""
+
+    _core: Core
+
+    @property
+    def _session(self) -> Any:
+        # Only `Session` is ever made; its parts hand it to the handles that they make.
+        return self
+
+    def _operate(
+        self,
+        kind: str,
+        ref: str,
+        action: Callable[[Operation[Any]], Coroutine[Any, Any, Any]],
+        *,
+        wait: bool,
+    ) -> Any:
+        return self._core.operate(kind, ref, action, wait=wait)
+
+    async def _info(self, artifact: Artifact | str, limit: Deadline) -> ArtifactInfo:
+        if isinstance(artifact, Artifact):
+            return artifact.info
+        return await names.resolve(self._core, artifact, limit=limit)
+
+    async def _node(self, worker: Node, limit: Deadline) -> str:
+        if worker is None:
+            return ""
+        if isinstance(worker, Worker):
+            return worker.node
+        return names.find_node(await names.nodes(self._core, limit), worker)
+
+
+def ref_of(artifact: Artifact | str) -> str:
+    """Give the id that a handle or an id means."""
+    return artifact.id if isinstance(artifact, Artifact) else artifact

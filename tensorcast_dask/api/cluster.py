@@ -1,0 +1,79 @@
+"""A whole tensor service on this machine, for tests, notebooks and laptops."""
+
+from __future__ import annotations
+
+import tempfile
+from typing import Any
+
+import dask.config
+import distributed
+
+from tensorcast_dask.config import Settings, Tree, merged
+
+__all__ = ["LocalCluster"]
+
+_PRELOAD = "tensorcast_dask.deploy"
+
+
+class LocalCluster(distributed.LocalCluster):
+    """Dask's `LocalCluster` whose workers have stores beside them.
+
+    Parameters
+    ----------
+    n_workers : int
+        How many nodes.
+    host_memory : str, int or float, optional
+        Budget of each node's host tier, as Dask's `memory_limit` is: bytes, text such as
+        "1 GiB", or a share of the machine.
+    disk : bool or str
+        Whether nodes have a disk tier: True makes a temporary folder that goes with the
+        cluster, text names one.
+    separate_hosts : bool
+        Give every node a host identity of its own, as if each were on another machine:
+        bytes between them go over TCP. For tests and measurements.
+    journal : str
+        "temporary" (default), ":memory:" or a path.
+    settings : dict, optional
+        Further settings of section `tensorcast`, nested as in `tensorcast.yaml`.
+    **kwargs
+        Passed to `distributed.LocalCluster`.
+    """
+
+    def __init__(
+        self,
+        n_workers: int | None = None,
+        *,
+        host_memory: str | float | None = None,
+        disk: bool | str = False,
+        separate_hosts: bool = False,
+        journal: str | None = None,
+        settings: Tree | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self._disk: tempfile.TemporaryDirectory[str] | None = None
+        arguments: Tree = {"node": {}}
+        if host_memory is not None:
+            arguments["node"]["host-memory"] = host_memory
+        if disk is True:
+            self._disk = tempfile.TemporaryDirectory(prefix="tensorcast-disk-")
+            disk = self._disk.name
+        if disk:
+            arguments["node"]["disk-dir"] = disk
+        if separate_hosts:
+            arguments["separate-hosts"] = True
+        if journal is not None:
+            arguments["journal"] = journal
+        arguments = merged(arguments, settings or {})
+        Settings.read(arguments)  # refuse what is wrong before anything is started
+        kwargs.setdefault("dashboard_address", ":0")
+        preloads = [*dask.config.get("distributed.scheduler.preload", []), _PRELOAD]
+        with dask.config.set(
+            {"tensorcast": arguments, "distributed.scheduler.preload": preloads}
+        ):
+            super().__init__(n_workers=n_workers, **kwargs)  # type: ignore[no-untyped-call]
+
+    async def _close(self) -> None:
+        await super()._close()  # type: ignore[no-untyped-call]
+        if self._disk is not None:
+            self._disk.cleanup()
+            self._disk = None

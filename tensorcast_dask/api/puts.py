@@ -1,0 +1,337 @@
+"""Making artifacts: the steps that all ways share, and put.
+
+Rules:
+
+1. The order is fixed: name at the catalog, room at the store, bytes, freeze, commit. A
+   failure in between gives the name and the room back.
+2. What the caller may change later is copied before a call returns.
+3. A name that is taken by equal content is the caller's artifact; by other content it is
+   AlreadyExists. Contents are compared by their sums, and only in that case.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from tensorcast_dask.api.deadlines import Deadline, deadline
+from tensorcast_dask.api.names import check_labels, check_version, locate
+from tensorcast_dask.dataplane import arrays, memory
+from tensorcast_dask.exceptions import (
+    AlreadyExists,
+    Gone,
+    PeerLost,
+    TensorCastError,
+)
+from tensorcast_dask.tensors.ids import (
+    ArtifactId,
+    Generation,
+    NodeId,
+    check_name,
+)
+from tensorcast_dask.tensors.messages import (
+    Abort,
+    AbortCreated,
+    ArtifactInfo,
+    ChunkMap,
+    Commit,
+    CommitCreated,
+    Create,
+    Created,
+    Done,
+    KeepCreating,
+    Owner,
+    Reserve,
+    Reserved,
+    Resolve,
+    SumsAsked,
+    Write,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from tensorcast_dask.api.core import Core
+    from tensorcast_dask.dataplane.arrays import Source
+    from tensorcast_dask.dataplane.framing import Frame
+    from tensorcast_dask.tensors.specs import Index
+
+__all__ = [
+    "creation",
+    "finish",
+    "give_back",
+    "keep_alive",
+    "put",
+    "reserve",
+    "take_name",
+]
+
+_THREADS: Final = 2
+_PIECE_BYTES: Final = 16 << 20
+_CREATE_TTL_S: Final = 60.0
+
+
+async def take_name(
+    core: Core,
+    artifact_id: str,
+    index: Index,
+    *,
+    owner: Owner,
+    labels: Mapping[str, str] | None,
+    replicas: int,
+    version: object,
+    node: str,
+    limit: Deadline,
+) -> Created:
+    """Take (id, version) in the catalog."""
+    request = Create(
+        rid=core.link.next_rid(),
+        id=ArtifactId(check_name(artifact_id)),
+        nbytes=index.nbytes,
+        index=index.encode(),
+        index_digest=index.digest(),
+        tensors=len(index),
+        version=check_version(version),
+        owner=owner,
+        labels=check_labels(labels),
+        node=NodeId(node),
+        host=core.host,
+        replicas=replicas,
+        ttl_s=_CREATE_TTL_S,
+    )
+    created = await core.ask(request, Created, limit)
+    core.stores.learn([created.node])
+    return created
+
+
+async def put(
+    core: Core,
+    tensors: Any,
+    artifact_id: str,
+    *,
+    labels: Mapping[str, str] | None,
+    replicas: int,
+    version: object,
+    node: str,
+    limit: Deadline,
+) -> ArtifactInfo:
+    """Copy tensors into the cluster."""
+    index, sources = await core.in_thread(arrays.canonical, tensors)
+    try:
+        created = await take_name(
+            core,
+            artifact_id,
+            index,
+            owner=Owner.SYSTEM,
+            labels=labels,
+            replicas=replicas,
+            version=version,
+            node=node,
+            limit=limit,
+        )
+    except AlreadyExists as error:
+        same = await _same_content(
+            core, ArtifactId(artifact_id), index, sources, error, limit
+        )
+        if same is None:
+            raise
+        return same
+    named = dict(labels or {})
+    async with creation(core, created):
+        await core.in_thread(
+            _send, core, created, ArtifactId(artifact_id), index, sources, named, limit
+        )
+        return await finish(core, created, limit)
+
+
+@contextlib.asynccontextmanager
+async def creation(core: Core, created: Created) -> Any:
+    """Keep a creation alive; give it back when the body fails."""
+    keeper = asyncio.create_task(keep_alive(core, created.generation))
+    try:
+        yield
+    except BaseException:
+        request = AbortCreated(rid=core.link.next_rid(), generation=created.generation)
+        with contextlib.suppress(TensorCastError):
+            await core.ask(request, type(None), deadline(5.0))
+        raise
+    finally:
+        keeper.cancel()
+
+
+async def keep_alive(core: Core, generation: Generation) -> None:
+    """Tell the catalog from time to time that a creation is alive."""
+    while True:
+        await asyncio.sleep(_CREATE_TTL_S / 3)
+        request = KeepCreating(
+            rid=core.link.next_rid(), generation=generation, ttl_s=_CREATE_TTL_S
+        )
+        with contextlib.suppress(TensorCastError):
+            await core.ask(request, type(None), deadline(_CREATE_TTL_S / 3))
+
+
+async def finish(core: Core, created: Created, limit: Deadline) -> ArtifactInfo:
+    """Commit a creation whose bytes are at its node."""
+    request = CommitCreated(
+        rid=core.link.next_rid(),
+        generation=created.generation,
+        deadline_s=limit.left_s(),
+    )
+    info = await core.ask(request, ArtifactInfo, limit)
+    if created.node.host == core.host:
+        core.stores.remember_place(created.generation, created.node.node)
+    return info
+
+
+# -------------------------------------------------------------------- bytes to the store
+def _send(
+    core: Core,
+    created: Created,
+    artifact_id: ArtifactId,
+    index: Index,
+    sources: Sequence[Source],
+    labels: dict[str, str],
+    limit: Deadline,
+) -> None:
+    """Bring the bytes to the node and freeze them there. Blocks."""
+    if index.nbytes <= core.stores.small_bytes:
+        content = bytearray(index.nbytes)
+        arrays.copy_into(sources, index, content, threads=1)
+        commit = Commit(
+            rid=core.link.next_rid(),
+            generation=created.generation,
+            index=index.encode(),
+            inline=True,
+            id=artifact_id,
+            version=created.version,
+            labels=labels,
+        )
+        core.stores.ask(created.node, commit, Done, limit, payload=content)
+        return
+    frame = reserve(core, created, artifact_id, index.nbytes, labels, limit)
+    try:
+        if frame.message.mapped:
+            _fill_mapped(frame.take_fd(), index, sources)
+        else:
+            _fill_remote(core, created, index, sources, limit)
+        commit = Commit(
+            rid=core.link.next_rid(),
+            generation=created.generation,
+            index=index.encode(),
+        )
+        core.stores.ask(created.node, commit, Done, limit)
+    except BaseException:
+        give_back(core, created)
+        raise
+
+
+def reserve(
+    core: Core,
+    created: Created,
+    artifact_id: ArtifactId,
+    nbytes: int,
+    labels: dict[str, str],
+    limit: Deadline,
+) -> Frame[Reserved]:
+    """Ask the node for room; the frame brings a description when it is mapped."""
+    request = Reserve(
+        rid=core.link.next_rid(),
+        generation=created.generation,
+        id=artifact_id,
+        version=created.version,
+        nbytes=nbytes,
+        deadline_s=limit.left_s(),
+        map=created.node.host == core.host,
+        labels=labels,
+    )
+    return core.stores.ask(created.node, request, Reserved, limit)
+
+
+def give_back(core: Core, created: Created) -> None:
+    """Give a reservation back, as far as the node can be reached."""
+    request = Abort(rid=core.link.next_rid(), generation=created.generation)
+    with contextlib.suppress(TensorCastError):
+        core.stores.ask(created.node, request, Done, deadline(5.0))
+
+
+def _fill_mapped(fd: int, index: Index, sources: Sequence[Source]) -> None:
+    """Fill a segment of this host and close its description.
+
+    By `pwrite`, also into pages that are there: a map of the caller's own would have to make
+    its page table anew, which costs more than the copy (`docs/facts.md`).
+    """
+    try:
+        arrays.write_into(sources, index, fd)
+    finally:
+        os.close(fd)
+
+
+def _fill_remote(
+    core: Core,
+    created: Created,
+    index: Index,
+    sources: Sequence[Source],
+    limit: Deadline,
+) -> None:
+    """Send the content in chunks over TCP."""
+    content = bytearray(index.nbytes)
+    arrays.copy_into(sources, index, content, threads=_THREADS)
+    view = memoryview(content)
+    step = core.stores.chunk_bytes
+
+    def send(offset: int) -> None:
+        request = Write(
+            rid=core.link.next_rid(), generation=created.generation, offset=offset
+        )
+        core.stores.ask(
+            created.node, request, Done, limit, payload=view[offset : offset + step]
+        )
+
+    memory.run_parallel(
+        [partial(send, offset) for offset in range(0, index.nbytes, step)],
+        threads=_THREADS,
+    )
+
+
+# -------------------------------------------------------------------- equal content
+async def _same_content(
+    core: Core,
+    artifact_id: ArtifactId,
+    index: Index,
+    sources: Sequence[Source],
+    taken: AlreadyExists,
+    limit: Deadline,
+) -> ArtifactInfo | None:
+    """Give the artifact that holds the name, when its content is this content."""
+    facts = taken.data
+    if facts.get("index_digest") != index.digest() or "generation" not in facts:
+        return None
+    generation = Generation(int(facts["generation"] or 0))
+    for location in await locate(core, generation, limit):
+        request = SumsAsked(rid=core.link.next_rid(), generation=generation)
+        try:
+            frame = await core.in_thread(
+                core.stores.ask, location.card, request, ChunkMap, limit
+            )
+        except (PeerLost, Gone):
+            continue
+        there = frame.message
+        here = await core.in_thread(_sums, index, sources, there.chunk_bytes)
+        if here != there.sums:
+            return None
+        resolve = Resolve(
+            rid=core.link.next_rid(),
+            id=artifact_id,
+            version=int(facts.get("version") or 0),
+        )
+        return await core.ask(resolve, ArtifactInfo, limit)
+    return None
+
+
+def _sums(index: Index, sources: Sequence[Source], chunk_bytes: int) -> bytes:
+    content = bytearray(index.nbytes)
+    arrays.copy_into(sources, index, content, threads=_THREADS)
+    return memory.pack_sums(memory.sums_of(content, chunk_bytes, threads=_THREADS))

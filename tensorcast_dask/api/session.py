@@ -1,0 +1,88 @@
+"""What a program talks to.
+
+Rules:
+
+1. This file holds the names, arguments and docstrings of the public calls; each is one
+   line of work in a sibling module.
+2. Every call blocks in a synchronous program, and is awaited in an asynchronous one or
+   inside a coroutine that runs on the session's event loop.
+3. Calls that change something return when the change holds. With `wait=False` they return
+   an `Operation` at once; `prefetch` does so by default.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Self
+
+from tensorcast_dask.api import tasks
+from tensorcast_dask.api.finding import Finding
+from tensorcast_dask.api.looking import Looking
+from tensorcast_dask.api.making import Making
+from tensorcast_dask.api.placing import Placing
+from tensorcast_dask.api.reading import Reading
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from tensorcast_dask.api.core import Core
+
+__all__ = ["Session"]
+
+
+class Session(Making, Finding, Reading, Placing, Looking):
+    """A program's connection to the tensor service of one Dask cluster.
+
+    Made by `tensorcast_dask.connect`. A context manager, synchronous or asynchronous.
+
+    Attributes
+    ----------
+    client : distributed.Client or None
+        The Dask client.
+    """
+
+    def __init__(
+        self, core: Core, on_close: Callable[[], Coroutine[Any, Any, None]]
+    ) -> None:
+        self._core = core
+        self._on_close = on_close
+        self.closed = False
+
+    @property
+    def client(self) -> Any:
+        """The Dask client."""
+        return self._core.client
+
+    def submit(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """`client.submit`, sent to a worker whose node holds the artifacts among `args`.
+
+        Returns
+        -------
+        distributed.Future
+        """
+        return tasks.submit(self._core, function, args, kwargs)
+
+    def close(self) -> Any:
+        """Close the session; artifacts stay, drafts are given back, registrations end."""
+        if self.closed:
+            return self._core.call(_nothing)
+        self.closed = True
+        return self._core.call(self._on_close)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return f"<Session {'closed' if self.closed else 'open'} {self._core.link.name}>"
+
+
+async def _nothing() -> None:
+    return None

@@ -1,0 +1,165 @@
+"""`up` and `down`: one local cluster of this user, found again by its file.
+
+Rules:
+
+1. The file in the run directory names address, pid and the pid's start time: another
+   process that got the same pid is never taken for the cluster.
+2. `down` ends the cluster that `up` started and no other.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from tensorcast_dask.cli.output import show_json, success
+from tensorcast_dask.dataplane import hosts
+from tensorcast_dask.exceptions import AlreadyExists, NotFound, PeerLost
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["down", "running_address", "up", "up_detached"]
+
+_START_S: Final = 60.0
+_STOP_S: Final = 30.0
+
+
+def _file() -> Path:
+    return hosts.run_directory() / "up.json"
+
+
+def _running() -> dict[str, Any] | None:
+    """Give what the file says, when its process still lives."""
+    try:
+        known: dict[str, Any] = json.loads(_file().read_text())
+    except (OSError, ValueError):
+        return None
+    alive = hosts.process_start(int(known["pid"])) == known["pid_start"]
+    return known if alive else None
+
+
+def running_address() -> str | None:
+    """Give the scheduler's address of the cluster that `up` started, if it runs."""
+    known = _running()
+    return None if known is None else str(known["scheduler"])
+
+
+def up(
+    *,
+    workers: int | None,
+    host_memory: str | None,
+    disk: str | None,
+    port: int,
+    as_json: bool,
+) -> None:
+    """Run a cluster in the foreground until it is interrupted.
+
+    Raises
+    ------
+    AlreadyExists
+        When one runs.
+    """
+    from tensorcast_dask.api.cluster import LocalCluster
+
+    if (known := _running()) is not None:
+        message = (
+            f"a cluster runs at {known['scheduler']}; end it with `tensorcast down`"
+        )
+        raise AlreadyExists(message)
+    signal.signal(signal.SIGTERM, _interrupt)
+    with LocalCluster(
+        workers, host_memory=host_memory, disk=disk or False, scheduler_port=port
+    ) as cluster:
+        facts = {
+            "scheduler": cluster.scheduler_address,
+            "dashboard": cluster.dashboard_link,
+            "pid": os.getpid(),
+            "pid_start": hosts.process_start(os.getpid()),
+        }
+        fresh = _file().with_suffix(".new")
+        fresh.write_text(json.dumps(facts))
+        fresh.replace(_file())
+        try:
+            if as_json:
+                show_json(facts)
+            else:
+                click.echo(
+                    f"scheduler  {facts['scheduler']}\ndashboard  {facts['dashboard']}"
+                )
+                success("stop it with Ctrl-C, or `tensorcast down`")
+            sys.stdout.flush()
+            signal.pause()
+        except KeyboardInterrupt:
+            pass
+        finally:
+            _file().unlink(missing_ok=True)
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def up_detached(arguments: list[str], *, as_json: bool) -> None:
+    """Start `up` as a process of its own and wait until it answers.
+
+    Raises
+    ------
+    PeerLost
+        When it did not come up; its log says why.
+    """
+    if (known := _running()) is not None:
+        message = (
+            f"a cluster runs at {known['scheduler']}; end it with `tensorcast down`"
+        )
+        raise AlreadyExists(message)
+    log = hosts.run_directory() / "up.log"
+    with log.open("wb") as sink:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tensorcast_dask.cli", "up", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=sink,
+            stderr=sink,
+            start_new_session=True,
+        )
+    until_s = time.monotonic() + _START_S
+    while (known := _running()) is None:
+        if process.poll() is not None or time.monotonic() > until_s:
+            message = f"the cluster did not start; see {log}"
+            raise PeerLost(message)
+        time.sleep(0.05)
+    if as_json:
+        show_json(known)
+    else:
+        click.echo(f"scheduler  {known['scheduler']}\ndashboard  {known['dashboard']}")
+
+
+def down() -> None:
+    """End the cluster that `up` started.
+
+    Raises
+    ------
+    NotFound
+        When none runs.
+    PeerLost
+        When it does not end.
+    """
+    known = _running()
+    if known is None:
+        message = "no cluster of `tensorcast up` runs here"
+        raise NotFound(message)
+    os.kill(known["pid"], signal.SIGTERM)
+    until_s = time.monotonic() + _STOP_S
+    while hosts.process_start(known["pid"]) == known["pid_start"]:
+        if time.monotonic() > until_s:
+            message = f"process {known['pid']} does not end; kill it by hand"
+            raise PeerLost(message)
+        time.sleep(0.05)
+    success(f"{known['scheduler']} ended")

@@ -1,0 +1,76 @@
+"""What commands print: tables for people, JSON for programs.
+
+Rules:
+
+1. Results go to standard output, everything else to standard error.
+2. With `--json` standard output carries one JSON value and nothing else.
+3. Exit status: 0 done, 1 the service refused (the error's kind stands first on standard
+   error), 2 wrong usage, 3 the service could not be reached in time.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from tensorcast_dask.exceptions import ReachError, TensorCastError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+__all__ = ["human_bytes", "run", "show_json", "show_table", "success"]
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def human_bytes(nbytes: float) -> str:
+    """Give a byte count as people read it."""
+    for unit in _UNITS:
+        if nbytes < 1024 or unit == _UNITS[-1]:
+            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
+        nbytes /= 1024
+    raise AssertionError("unreachable: the last unit always answers")  # noqa: EM101
+
+
+def _plain(value: Any) -> Any:
+    return msgspec.to_builtins(value, builtin_types=(bytes,), enc_hook=str)
+
+
+def show_json(value: Any) -> None:
+    """Print one JSON value."""
+    click.echo(json.dumps(_plain(value), default=lambda raw: raw.hex(), sort_keys=True))
+
+
+def show_table(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]
+) -> None:
+    """Print a table."""
+    table = Table(title=title or None, title_justify="left", header_style="bold")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*(str(cell) for cell in row))
+    Console(soft_wrap=not sys.stdout.isatty()).print(table)
+
+
+def success(text: str) -> None:
+    """Say what was done, to people."""
+    click.echo(text, err=True)
+
+
+def run(action: Callable[[], None]) -> None:
+    """Run a command's work and turn our errors into a sentence and an exit status."""
+    try:
+        action()
+    except TensorCastError as error:
+        click.echo(f"{error.kind}: {error.message}", err=True)
+        sys.exit(3 if isinstance(error, ReachError) else 1)
+    except OSError as error:
+        click.echo(f"CatalogUnavailable: {error}; is the address right?", err=True)
+        sys.exit(3)
