@@ -9,7 +9,9 @@ Rules:
    known. The caller closes it.
 4. Lengths are checked before anything is allocated; a payload goes straight to where
    it belongs. Descriptors that nobody takes are closed.
-5. One thread sends and one receives at a time; with TLS they must be the same thread.
+5. Bytes that were sent by reference can still change on the way, and no lease shows
+   that (measured): they go with a sum, or they are copied.
+6. One thread sends and one receives at a time; with TLS they must be the same thread.
 """
 
 from __future__ import annotations
@@ -211,6 +213,7 @@ class FrameStream:
         *,
         payload: Buffer | Sequence[Buffer] | None = None,
         payload_file: tuple[int, int, int] | None = None,
+        by_reference: bool = False,
         fds: Sequence[int] = (),
         until_s: float | None = None,
     ) -> None:
@@ -223,7 +226,11 @@ class FrameStream:
         payload : buffer or sequence of buffers, optional
             Bulk bytes from memory.
         payload_file : (fd, offset, nbytes), optional
-            Bulk bytes from a file; they never pass through this process's memory.
+            Bulk bytes from a file.
+        by_reference : bool
+            Send the file's pages themselves (`sendfile`), the fastest way. The peer may then
+            get what the file holds when it *reads*, also long after this call: only for
+            bytes whose sum stands in the message. Else they are copied.
         fds : sequence of int
             Descriptors to send beside the first byte; they stay the caller's.
         until_s : float, optional
@@ -245,8 +252,10 @@ class FrameStream:
         else:
             self._send_views([head], fds, until_s)
             self._send_paced(views, until_s)
-        if payload_file:
+        if payload_file and by_reference and isinstance(self._io, PlainIo):
             self._send_file(payload_file, until_s)
+        elif payload_file:
+            self._send_copied(payload_file, until_s)
 
     def _send_views(
         self, views: list[memoryview], fds: Sequence[int], until_s: float | None
@@ -275,17 +284,34 @@ class FrameStream:
         most = self._pace.piece_bytes if self._pace else _SENDFILE_BYTES
         while left:
             wait_s = self._wait_s(until_s)
+            assert isinstance(self._io, PlainIo), "framing: TLS has no pages to send"
             try:
                 sent = self._io.send_file(fd, offset, min(left, most), wait_s)
             except _FAILURES as error:
                 raise self._failed(error, "send to", until_s) from error
             if not sent:
-                message = f"the file behind {self.peer}'s request ended early"
-                raise PeerLost(message)
+                self._file_ended()
             offset, left = offset + sent, left - sent
             self.sent_bytes += sent
             if self._pace:
                 self._pace.spend(sent)
+
+    def _send_copied(self, file: tuple[int, int, int], until_s: float | None) -> None:
+        fd, offset, left = file
+        most = self._pace.piece_bytes if self._pace else 4 * SCRATCH_BYTES
+        scratch = memoryview(bytearray(min(left, most)))
+        while left:
+            got = os.preadv(fd, [scratch[: min(left, len(scratch))]], offset)
+            if not got:
+                self._file_ended()
+            self._send_views([scratch[:got]], (), until_s)
+            offset, left = offset + got, left - got
+            if self._pace:
+                self._pace.spend(got)
+
+    def _file_ended(self) -> None:
+        message = f"the file behind {self.peer}'s request ended early"
+        raise PeerLost(message)
 
     # -------------------------------------------------------------- receiving
     def receive_head(

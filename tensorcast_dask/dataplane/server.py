@@ -38,9 +38,11 @@ from tensorcast_dask.exceptions import (
     WrongPeer,
 )
 from tensorcast_dask.tensors.messages import (
+    Chunk,
     Fault,
     Hello,
     Proof,
+    Ranges,
     Refused,
     Role,
     StoreReply,
@@ -79,8 +81,9 @@ class Limits:
 class Reply:
     """What a handler answers.
 
-    `fds` are closed once sent; `done` is called when the bytes have left (or could not),
-    so that what they were sent from may change.
+    `fds` are closed once sent; `done` is called when the bytes have left (or could not).
+    A `payload_file` of a `Chunk` or `Ranges` leaves by reference: should its memory change
+    before the peer has read it, the sum in the message tells. Everything else is copied.
     """
 
     message: StoreReply
@@ -417,6 +420,7 @@ class Server:
                     reply.message,
                     payload=reply.payload,
                     payload_file=reply.payload_file,
+                    by_reference=isinstance(reply.message, Chunk | Ranges),
                     fds=reply.fds,
                 )
             finally:

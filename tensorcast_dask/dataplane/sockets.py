@@ -66,10 +66,6 @@ class Io(Protocol):
         """Send some of `views`, with descriptors beside the first byte."""
         ...
 
-    def send_file(self, fd: int, offset: int, nbytes: int, wait_s: float | None) -> int:
-        """Send some of a range of a file."""
-        ...
-
 
 class PlainIo:
     """A blocking socket; time-outs are the kernel's."""
@@ -139,7 +135,6 @@ class TlsIo:
 
     def __init__(self, sock: ssl.SSLSocket) -> None:
         self._sock = sock
-        self._scratch = bytearray(SCRATCH_BYTES)
 
     def recv(self, view: memoryview, wait_s: float | None) -> int:
         """Receive up to as many bytes as `view` holds; 0 is the end."""
@@ -159,15 +154,6 @@ class TlsIo:
         assert not fds, "framing: descriptors do not travel over TLS"
         self._sock.settimeout(wait_s)
         return self._sock.send(views[0])
-
-    def send_file(self, fd: int, offset: int, nbytes: int, wait_s: float | None) -> int:
-        """Send some of a range of a file."""
-        view = memoryview(self._scratch)[: min(nbytes, SCRATCH_BYTES)]
-        got = os.preadv(fd, [view], offset)
-        sent = 0
-        while sent < got:
-            sent += self.send([view[sent:got]], (), wait_s)
-        return got
 
 
 @dataclass(slots=True)

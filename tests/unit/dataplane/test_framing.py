@@ -124,8 +124,10 @@ def test_many_buffers_are_one_payload(pair: tuple[FrameStream, FrameStream]) -> 
     assert bytes(frame.payload or b"") == b"".join(bytes(p) for p in parts)
 
 
+@pytest.mark.parametrize("by_reference", [True, False])
 def test_a_payload_from_a_file_never_needs_a_map(
     pair: tuple[FrameStream, FrameStream],
+    by_reference: bool,
 ) -> None:
     here, there = pair
     with MemoryFile(3 << 20) as file:
@@ -134,9 +136,48 @@ def test_a_payload_from_a_file_never_needs_a_map(
         file.unmap()
         part = (file.fd, 5, (2 << 20) + 1)
         target = bytearray(part[2])
-        with meanwhile(lambda: here.send(Done(), payload_file=part)):
+
+        def send() -> None:
+            here.send(Done(), payload_file=part, by_reference=by_reference)
+
+        with meanwhile(send):
             there.receive(Done, into=target, max_payload_bytes=part[2])
     assert target == data[5 : 5 + part[2]]
+
+
+def test_a_file_that_is_shorter_than_announced_is_peer_lost(
+    pair: tuple[FrameStream, FrameStream],
+) -> None:
+    here, _ = pair
+    with MemoryFile(10) as file:
+        for by_reference in (True, False):
+            with pytest.raises(PeerLost, match="ended early"):
+                here.send(
+                    Done(), payload_file=(file.fd, 0, 11), by_reference=by_reference
+                )
+
+
+@pytest.mark.parametrize("kind", ["unix", "tcp"])
+def test_what_was_copied_cannot_change_on_the_way_and_no_lease_tells_of_the_rest(
+    kind: str,
+) -> None:
+    """Why bytes go by reference only with a sum."""
+    here, there = connected(kind)
+    with (
+        contextlib.closing(here),
+        contextlib.closing(there),
+        MemoryFile(50_000) as file,
+    ):
+        file.map_shared().view[:] = bytes(50_000)
+        whole = (file.fd, 0, 50_000)
+        here.send(Done(), payload_file=whole)
+        here.send(Done(), payload_file=whole, by_reference=True)
+        assert file.sole_owner()
+        file.map_shared().view[:] = b"x" * 50_000
+        copied = there.receive(Done, max_payload_bytes=50_000)
+        assert bytes(copied.payload or b"") == bytes(50_000)
+        referred = there.receive(Done, max_payload_bytes=50_000)
+        assert bytes(referred.payload or b"") == b"x" * 50_000
 
 
 def test_a_digest_sees_exactly_the_payload(
