@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from tensorcast_dask.dataplane import faults
+from tensorcast_dask.dataplane.hosts import process_start
 from tensorcast_dask.exceptions import Incomplete, TensorCastError
 from tensorcast_dask.store.records import NO_NODE, ready_of
 from tensorcast_dask.store.room import Room
@@ -300,27 +301,39 @@ class Core:
     def tick(self) -> None:
         """Look at the clock: reservations that ended, readers that are gone."""
         with self.lock:
-            at_s = now_s()
-            ended = [
-                key
-                for key, filling in self.table.fillings.items()
-                if filling.owner and filling.deadline_s <= at_s
-            ]
-            for generation, tier in ended:
-                logger.warning("reservation of generation %d timed out", generation)
-                self.abort(generation, tier)
+            self._take_back()
             self.room.probe()
 
-    def abandoned(self, owner: int) -> None:
-        """Take back what a connection that ended had reserved."""
+    def abandoned(self, owner: int, *, pid: int) -> None:
+        """Take back what a connection had reserved, unless its process lives on.
+
+        `pid` is 0 where the process is not of this host: then it has until
+        `reservation_ttl_s` from now to come back.
+        """
         with self.lock:
-            mine = [
-                key
-                for key, filling in self.table.fillings.items()
-                if filling.owner == owner
-            ]
-            for generation, tier in mine:
-                self.abort(generation, tier)
+            for filling in self.table.fillings.values():
+                if filling.owner == owner:
+                    filling.orphan_pid = pid
+                    if not pid:
+                        ends_s = now_s() + self.settings.reservation_ttl_s
+                        filling.deadline_s = min(filling.deadline_s, ends_s)
+            self._take_back()
+
+    def _take_back(self) -> None:
+        """Abort reservations whose time is over, or whose process is gone."""
+        at_s = now_s()
+        ended = [
+            key
+            for key, filling in self.table.fillings.items()
+            if filling.owner
+            and (
+                filling.deadline_s <= at_s
+                or (filling.orphan_pid and not process_start(filling.orphan_pid))
+            )
+        ]
+        for generation, tier in ended:
+            logger.info("the reservation of generation %d is taken back", generation)
+            self.abort(generation, tier)
 
     def adjust(self, settings: StoreSettings) -> None:
         """Keep to the settings of a new worker; what is cut stays cut as it is."""

@@ -139,7 +139,7 @@ class Store:
             cluster=self.identity.cluster,
             epoch=self.identity.epoch,
             chunk_bytes=settings.chunk_bytes,
-            small_bytes=settings.own_segment_bytes,
+            small_bytes=settings.own_segment_bytes - 1,
         )
 
     # -------------------------------------------------------------- life

@@ -182,11 +182,20 @@ class Movers:
         )
         wanted = self._wanted(order, job)
         context = self._context(job.until_s)
-        for location in sources:
+        origin = order.source_generation or order.generation
+        for location in sources if self._mappable(order) else ():
             if location.card.host != self._identity.card.host:
                 continue
+            if location.card.kind != "store":  # memory of a caller is copied
+                continue
             try:
-                shared = share(self._core, wanted, location, context)
+                shared = share(
+                    self._core,
+                    wanted,
+                    location,
+                    source_generation=origin,
+                    context=context,
+                )
             except AlreadyExists:
                 raise
             except TensorCastError as error:
@@ -203,6 +212,7 @@ class Movers:
             self._core,
             wanted,
             sources,
+            source_generation=origin,
             context=context,
             progress=self._progress(order, job),
         )
@@ -211,6 +221,9 @@ class Movers:
             return run.run()
         finally:
             job.on_cancel(None)
+
+    def _mappable(self, order: DoPull) -> bool:
+        return not self._core.table.tiers[Tier.HOST].in_slab(order.nbytes)
 
     def _wanted(self, order: DoPull, job: Job) -> Wanted:
         return Wanted(

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from tensorcast_dask.dataplane.transports.base import Arrived, Source
     from tensorcast_dask.store.core import Core
     from tensorcast_dask.store.state.replicas import Wanted
+    from tensorcast_dask.tensors.ids import Generation
 
 __all__ = ["PullRun"]
 
@@ -84,6 +85,8 @@ class PullRun:
         What is pulled and where to.
     sources : tuple of Location
         Holders, best first.
+    source_generation : Generation
+        Under which they hold the bytes.
     context : Context
         Credentials and deadline.
     progress : callable
@@ -96,9 +99,11 @@ class PullRun:
         wanted: Wanted,
         sources: tuple[Location, ...],
         *,
+        source_generation: Generation,
         context: Context,
         progress: Callable[[int], None],
     ) -> None:
+        self._source_generation = source_generation
         self._core = core
         self._wanted = wanted
         self._context = context
@@ -245,7 +250,7 @@ class PullRun:
         scheme = "tcp" if card.data_port else "unix"
         return open_source(
             side.location,
-            self._wanted.generation,
+            self._source_generation,
             scheme=scheme,
             context=self._context,
         )

@@ -2,8 +2,10 @@
 
 Rules:
 
-1. A reservation belongs to the connection that made it and ends with it, or at its
-   deadline, whichever comes first. A repeat of the request takes it over.
+1. A reservation belongs to the connection that made it. When that ends it is taken back:
+   at once where its process is dead too, else (a pool closed an idle connection) when the
+   process ends; over TCP, where no process can be watched, after `reservation_ttl_s`. In
+   any case at its deadline. A repeat of the request takes it over.
 2. Lengths and offsets are checked against the table before a byte is taken in.
 3. An index is decoded before it is believed: it describes exactly the bytes reserved.
 """
@@ -11,7 +13,7 @@ Rules:
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING, Final, assert_never
 
 from tensorcast_dask.dataplane.memory import copy as copy_bytes
 from tensorcast_dask.dataplane.server import Peer, Reply
@@ -44,6 +46,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Puts"]
 
+_MOST_INLINE_BYTES: Final = 16 << 20
+
 
 class Puts:
     """Carries the requests of who writes.
@@ -73,7 +77,7 @@ class Puts:
                 self._core.abort(request.generation, Tier.HOST)
                 return Reply(message=Done())
             case Commit():
-                data = payload.read() if request.inline else bytearray()
+                data = _content(payload) if request.inline else bytearray()
                 change = functools.partial(self._commit, request, data, peer)
                 return once(self._core, request, change, extra=bytes(data))
             case _:
@@ -131,7 +135,7 @@ class Puts:
                     f"request id {request.rid!r} reserved something else; mint a new id"
                 )
                 raise Mismatch(message)
-            filling.owner = peer.number
+            filling.owner, filling.orphan_pid = peer.number, 0
             return None if filling.copy.life is Life.DROPPING else filling
 
     def _write(self, request: Write, payload: Payload) -> Reply:
@@ -182,11 +186,6 @@ class Puts:
     def _put_inline(self, request: Commit, data: bytearray, peer: Peer) -> StoreReply:
         core = self._core
         wanted = self._wanted(request, peer, len(data))
-        if not core.table.tiers[Tier.HOST].in_slab(len(data)):
-            message = (
-                f"{len(data)} bytes are too many for one message; reserve room for them"
-            )
-            raise InvalidArgument(message)
         filling = core.reserve(wanted, until_s=wanted.deadline_s)
         try:
             held = core.hold(request.generation, filling.copy)
@@ -206,6 +205,16 @@ class Puts:
             core.abort(request.generation, Tier.HOST)
             raise
         return Done(nbytes=len(data))
+
+
+def _content(payload: Payload) -> bytearray:
+    if payload.nbytes > _MOST_INLINE_BYTES:
+        message = (
+            f"{payload.nbytes} bytes are too many for one message (at most "
+            f"{_MOST_INLINE_BYTES}); reserve room for them"
+        )
+        raise InvalidArgument(message)
+    return payload.read()
 
 
 def _check_index(index: bytes, replica: Replica) -> None:

@@ -106,7 +106,7 @@ class Requests:
     def closed(self, peer: Peer) -> None:
         """Take back what the connection had reserved; tell the adoption."""
         self._reads.give_back(peer)
-        self._core.abandoned(peer.number)
+        self._core.abandoned(peer.number, pid=peer.pid if peer.unix else 0)
         self._ends.connection_ended(peer.number)
 
     def _end(self, request: Adopt | LetGo | End, peer: Peer) -> Reply:

@@ -18,7 +18,7 @@ from tensorcast_dask.dataplane.transports.base import Context, open_source
 from tensorcast_dask.exceptions import TensorCastError
 from tensorcast_dask.store.core import now_s
 from tensorcast_dask.store.records import digest_of_index
-from tensorcast_dask.tensors.ids import Incarnation, NodeId
+from tensorcast_dask.tensors.ids import Generation, Incarnation, NodeId
 from tensorcast_dask.tensors.messages import Location
 
 if TYPE_CHECKING:
@@ -43,7 +43,12 @@ def anyone(location: Location) -> Location:
 
 
 def share(
-    core: Core, wanted: Wanted, location: Location, context: Context
+    core: Core,
+    wanted: Wanted,
+    location: Location,
+    *,
+    source_generation: Generation,
+    context: Context,
 ) -> Pulled | None:
     """Take the memory of another node of this host in; None where it is not mapped.
 
@@ -53,7 +58,7 @@ def share(
         When the node does not answer, or has not got it; nothing has changed.
     """
     source = open_source(
-        anyone(location), wanted.generation, scheme="shm", context=context
+        anyone(location), source_generation, scheme="shm", context=context
     )
     try:
         chunk_map = source.chunk_map()

@@ -279,7 +279,7 @@ class StoreClient:
     ) -> Generation:
         """Put bytes, by whichever way fits their length."""
         gen = generation() if gen is None else gen
-        if len(data) < self.channel.welcome.small_bytes:
+        if len(data) <= self.channel.welcome.small_bytes:
             return self.put_inline(data, gen, **more)
         reserved, fd = self.reserve(gen, len(data), **more)
         if reserved.mapped:

@@ -113,6 +113,8 @@ class Filling:
     owner: int
     deadline_s: float
     rid: RequestId
+    #: Its connection ended; the process that may still come back.
+    orphan_pid: int = 0
     #: The memory must be made by the shell: how much, 0 when it is there.
     make_bytes: int = 0
     #: Chunks that arrived and were verified, one bit each; they can be served on.

@@ -33,7 +33,7 @@ from tensorcast_dask.tensors.messages import (
     ReadRanges,
     Reserve,
 )
-from tests.kit.eventually import eventually
+from tests.kit.eventually import eventually, never
 from tests.kit.stores import (
     MIB,
     StoreClient,
@@ -282,17 +282,41 @@ def test_bad_requests_are_refused_and_change_nothing(stores: Stores) -> None:
 
 
 # ------------------------------------------------------------------ owners of reservations
-def test_a_reservation_ends_with_its_connection(stores: Stores) -> None:
+def test_a_reservation_outlives_its_connection_while_its_process_lives(
+    stores: Stores,
+) -> None:
     with StoreClient(stores.start()) as watch:
-        for nbytes in (100, 4 * MIB):
-            writer = StoreClient(watch.card)
-            gen = generation()
-            _, fd = writer.reserve(gen, nbytes)
-            if fd >= 0:
-                os.close(fd)
-            writer.close()
-            eventually(lambda: not watch.host()["reserved_bytes"], within_s=5.0)
-            watch.put(content(nbytes), gen)
+        writer = StoreClient(watch.card)
+        gen = generation()
+        _, fd = writer.reserve(gen, 4 * MIB)
+        writer.close()  # as a pool closes what was idle for long
+        never(lambda: not watch.host()["reserved_bytes"], for_s=0.3)
+        watch.fill(fd, content(4 * MIB))
+        watch.commit(gen, 4 * MIB)
+        assert watch.read(gen) == content(4 * MIB)
+
+
+def test_a_reservation_over_tcp_ends_soon_after_its_connection(stores: Stores) -> None:
+    card = stores.start(link=nowhere(), reservation_ttl_s=0.3)
+    with StoreClient(card) as watch:
+        writer = StoreClient(card, prefer=Prefer.TCP)
+        gen = generation()
+        writer.reserve(gen, 4 * MIB, deadline_s=600.0)
+        writer.write(gen, 0, content(MIB))
+        writer.close()
+        eventually(lambda: not watch.host()["reserved_bytes"], within_s=5.0)
+        watch.put(content(4 * MIB), gen)
+
+
+def test_a_message_takes_more_than_a_slab_where_somebody_puts_so(
+    stores: Stores,
+) -> None:
+    with StoreClient(stores.start()) as client:
+        for nbytes in ((64 << 10) - 1, 64 << 10, MIB):
+            gen = client.put_inline(content(nbytes))
+            assert client.read(gen) == content(nbytes)
+        with pytest.raises(InvalidArgument, match="too many"):
+            client.put_inline(bytes(17 * MIB))
 
 
 def test_a_reservation_ends_at_its_deadline(stores: Stores) -> None:
