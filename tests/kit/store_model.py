@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
 from tensorcast_dask.store.state.replicas import Life
 from tensorcast_dask.tensors.ids import Generation
 from tensorcast_dask.tensors.messages import Tier
-import itertools
 
 __all__ = ["Place", "StoreModel"]
 

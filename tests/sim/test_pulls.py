@@ -152,8 +152,8 @@ class World:
         peer.free_s = at_s
         if at_s >= peer.dead_from_s:
             after_s = max(0.0, peer.dead_from_s - self.now_s)
-            event = pull.Lost(source=source, fault=Fault.of(PeerLost("died")))
-            self.later(after_s + 0.001, source, event)
+            died = pull.Lost(source=source, fault=Fault.of(PeerLost("died")))
+            self.later(after_s + 0.001, source, died)
         elif at_s < peer.silent_from_s:
             digest = self.sums[chunk]
             sent = digest + 1 if peer.damages and self.rng.random() < 0.3 else digest
