@@ -33,7 +33,7 @@ from tensorcast_dask.dataplane.files.pieces import IOV_MAX
 from tensorcast_dask.exceptions import CapacityError, InvalidArgument
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from types import TracebackType
 
 __all__ = [
@@ -238,8 +238,13 @@ def drafts_in(folder: Path) -> list[Path]:
     return [folder / name for name in names if name.endswith(_SUFFIX)]
 
 
-def remove_unlocked(paths: Iterable[Path]) -> list[Path]:
-    """Remove those of `paths` that no writer has locked; return what was removed."""
+def remove_unlocked(
+    paths: Iterable[Path], *, unless: Callable[[Path], bool] = lambda _: False
+) -> list[Path]:
+    """Remove those of `paths` that no writer has locked; return what was removed.
+
+    `unless` is asked while the lock is held, so it sees what a writer did that had it.
+    """
     removed = []
     for path in paths:
         try:
@@ -250,8 +255,9 @@ def remove_unlocked(paths: Iterable[Path]) -> list[Path]:
             continue  # gone, or not ours to touch
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            path.unlink()
-            removed.append(path)
+            if not unless(path):
+                path.unlink()
+                removed.append(path)
         except OSError:
             continue  # its writer lives
         finally:

@@ -333,23 +333,28 @@ def clean_leftovers(
     removed = remove_unlocked(drafts_in(place.folder))
     if stem is None:
         return removed
-    current: set[str] = set()
     replaced: list[Replaced] = []
-    single = place.folder / f"{stem}{SUFFIX}"
     try:
         with suppress(NotFound):
-            replaced += replaced_by(read_header(single))
+            replaced += replaced_by(read_header(place.folder / f"{stem}{SUFFIX}"))
         with suppress(NotFound):
-            index = read_shard_index(place.index_path)
-            current |= set(index.weight_map.values())
-            replaced += index.replaces
-    except FileError:
+            replaced += read_shard_index(place.index_path).replaces
+    except (FileError, InvalidArgument):
         return removed  # a damaged model: nothing beside it is provably a leftover
     removed += _remove(place.folder, replaced, keep=set())
-    if not place.index_path.exists():
-        current = set()
-    orphans = [path for path in _shards_of(place) if path.name not in current]
-    return removed + remove_unlocked(orphans)
+    return removed + remove_unlocked(
+        _shards_of(place), unless=lambda path: _is_named(path, place.index_path)
+    )
+
+
+def _is_named(shard: Path, index_path: Path) -> bool:
+    """Say whether the index, as it is now, needs a shard; a damaged one may need any."""
+    try:
+        return shard.name in read_shard_index(index_path).weight_map.values()
+    except NotFound:
+        return False
+    except (FileError, InvalidArgument):
+        return True
 
 
 def _shards_of(place: _Place) -> list[Path]:

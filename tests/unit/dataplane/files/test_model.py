@@ -15,9 +15,10 @@ import pytest
 import safetensors.numpy
 
 from tensorcast_dask.dataplane import faults
+from tensorcast_dask.dataplane.files.durable import remove_unlocked
 from tensorcast_dask.dataplane.files.model import open_model
 from tensorcast_dask.dataplane.files.reading import read_into
-from tensorcast_dask.dataplane.files.save import clean_leftovers, save
+from tensorcast_dask.dataplane.files.save import _is_named, clean_leftovers, save
 from tensorcast_dask.exceptions import (
     CorruptFile,
     FileError,
@@ -25,6 +26,7 @@ from tensorcast_dask.exceptions import (
     NotFound,
     Poisoned,
 )
+from tests.kit.eventually import eventually
 from tests.kit.models import Sample, every_dtype, sample
 
 INDEX = "model.safetensors.index.json"
@@ -332,6 +334,50 @@ def test_a_reader_beside_a_saver_always_opens_one_whole_version(tmp_path: Path) 
     finally:
         thread.join()
     assert seen == {0, 1, 2}
+
+
+def test_savers_beside_each_other_leave_one_whole_version(tmp_path: Path) -> None:
+    versions = [sample(THREE, seed=seed) for seed in range(3)]
+    folder = tmp_path / "m"
+    folder.mkdir()
+
+    def keep_saving(number: int, kinds: list[int | None]) -> None:
+        for n in range(12):
+            put(folder, versions[number], kinds[n % len(kinds)])
+
+    threads = [
+        threading.Thread(target=keep_saving, args=(number, kinds))
+        for number, kinds in enumerate(([500], [None, 500], [500, 1]))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert get(folder) in versions
+    put(folder, versions[0], 500)
+    clean_leftovers(folder)
+    assert get(folder) == versions[0]
+    assert len(names(folder)) == 4
+
+
+def test_a_shard_whose_save_ends_after_it_was_listed_is_kept(tmp_path: Path) -> None:
+    folder, log = tmp_path / "m", tmp_path / "log"
+    put(folder, sample(THREE, seed=1), 500)
+    artifact = sample(THREE, seed=2)
+    old = shards(folder)
+    thread = threading.Thread(target=put, args=(folder, artifact))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(faults.ENV_LOG, str(log))
+        with faults.armed("save.before_rename=pause:30@4"):
+            thread.start()
+            eventually(lambda: faults.read_log(log), within_s=20)
+            listed = [path for path in shards(folder) if path not in old]
+            assert len(listed) == 3
+            assert remove_unlocked(listed) == []
+        thread.join()
+    kept = remove_unlocked(listed, unless=lambda path: _is_named(path, folder / INDEX))
+    assert kept == []
+    assert get(folder) == artifact
 
 
 def test_cleaning_leaves_alone_what_is_not_provably_ours(three: Path) -> None:
