@@ -27,7 +27,7 @@ BARS: dict[str, int] = {
     "pull": 300,
     "replicate": 120,
     "many_tensors": 120,
-    "many_artifacts": 240,
+    "many_artifacts": 420,
     "catalog": 120,
     "loop_lag": 330,
     "busy_tasks": 180,

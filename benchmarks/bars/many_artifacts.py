@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import Any
 
 import numpy as np
 
 from benchmarks import product
 from benchmarks.harness import absolute, emit
+from benchmarks.helpers import Helper
 from benchmarks.sizes import Sizes, parse
 
 EACH, IN_FLIGHT = 4096, 64
@@ -30,34 +32,46 @@ async def in_flight(count: int, work: object) -> None:
     await asyncio.gather(*(lane() for _ in range(IN_FLIGHT)))
 
 
+def put_and_read(
+    _: dict[str, Any], address: str, count: int
+) -> tuple[dict[str, float], int]:
+    """In a process of its own (the scheduler is the bench's): seconds, and how many wrong."""
+    took: dict[str, float] = {}
+    wrong: list[int] = []
+
+    async def go() -> None:
+        cast = await product.connect_async(address)
+
+        async def put(at: int) -> None:
+            await cast.put(content(at), f"bench/page-{at}")
+
+        async def read(at: int) -> None:
+            artifact = await cast.artifact(f"bench/page-{at}")
+            tensor = await artifact.tensor(framework="numpy")
+            if not np.array_equal(tensor, content(at)):
+                wrong.append(at)
+
+        for name, work in (("put", put), ("read", read)):
+            begin = time.perf_counter()
+            await in_flight(count, work)
+            took[name] = time.perf_counter() - begin
+        await product.close_async(cast)
+
+    asyncio.run(go())
+    return took, len(wrong)
+
+
 def main(sizes: Sizes) -> None:
-    """Four lines."""
+    """Three lines."""
     count = sizes.artifacts
-    with product.cluster(sizes, n_workers=1, memory="1536 MiB") as cluster:
+    with (
+        product.cluster(sizes, n_workers=1, memory="1536 MiB") as cluster,
+        Helper("client") as client,
+    ):
         pids = product.store_pids()
         before = product.anonymous_bytes(pids) + product.file_bytes(pids)
-        took: dict[str, float] = {}
-        wrong: list[int] = []
-
-        async def go() -> None:
-            cast = await product.connect_async(cluster.scheduler_address)
-
-            async def put(at: int) -> None:
-                await cast.put(content(at), f"bench/page-{at}")
-
-            async def read(at: int) -> None:
-                artifact = await cast.artifact(f"bench/page-{at}")
-                tensor = await artifact.tensor(framework="numpy")
-                if not np.array_equal(tensor, content(at)):
-                    wrong.append(at)
-
-            for name, work in (("put", put), ("read", read)):
-                begin = time.perf_counter()
-                await in_flight(count, work)
-                took[name] = time.perf_counter() - begin
-            await product.close_async(cast)
-
-        asyncio.run(go())
+        client.start(put_and_read, cluster.scheduler_address, count)
+        took, wrong = client.result(within_s=400)
         pids = product.store_pids()
         held = product.anonymous_bytes(pids) + product.file_bytes(pids) - before
         notes = {
@@ -67,7 +81,7 @@ def main(sizes: Sizes) -> None:
         }
         what = f"{count} artifacts of 4 KiB"
         for name, value, bar, unit in (
-            (f"{what}: wrong after reading back", len(wrong), 0, "artifacts"),
+            (f"{what}: wrong after reading back", wrong, 0, "artifacts"),
             (f"{what}: descriptors", product.descriptors(pids), 999, "descriptors"),
             (
                 f"{what}: bytes at the store",
