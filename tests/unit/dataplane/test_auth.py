@@ -3,6 +3,8 @@ from __future__ import annotations
 import os
 import socket
 import ssl
+import subprocess
+import sys
 import threading
 from dataclasses import dataclass
 
@@ -198,26 +200,23 @@ def test_the_kernel_vouches_for_the_same_user() -> None:
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs another user at the other end")
 def test_another_user_is_refused_unless_allowed() -> None:
-    here, there = socket.socketpair()
-    # SO_PEERCRED of a pair is of its maker; a connection has its connector's.
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind("")  # an unnamed address of the kernel's choice
+        listener.bind("")  # an address of the kernel's choice, without a file
         listener.listen()
-        pid = os.fork()
-        if pid == 0:
-            os.setuid(65534)
-            with socket.socket(socket.AF_UNIX) as caller:
-                caller.connect(listener.getsockname())
-                caller.recv(1)
-            os._exit(0)
+        code = (
+            "import os, socket;"
+            "os.setuid(65534);"
+            "caller = socket.socket(socket.AF_UNIX);"
+            f"caller.connect({listener.getsockname()!r});"
+            "caller.recv(1)"
+        )
+        child = subprocess.Popen([sys.executable, "-c", code])
         accepted, _ = listener.accept()
         with accepted:
             with pytest.raises(WrongPeer, match="65534"):
                 auth.check_uid(accepted)
-            assert auth.check_uid(accepted, allow_uids=(65534,)) == pid
-        os.waitpid(pid, 0)
-    here.close()
-    there.close()
+            assert auth.check_uid(accepted, allow_uids=(65534,)) == child.pid
+        assert child.wait(30) == 0
 
 
 # ------------------------------------------------------------------ TLS
