@@ -351,6 +351,24 @@ class ArraysContract(abc.ABC):
         table, others = spans(sources, index)
         assert (len(table), others) == (24, [])
 
+    def test_tensors_that_already_lie_side_by_side_are_copied_as_one(self) -> None:
+        big = self.array((3000, 256))
+        rows = {str(at): row for at, row in enumerate(self.rows(big))}
+        first = dict(list(rows.items())[:1500])
+        tensors = {
+            **first,
+            "between": self.array((5,)),
+            **rows,
+            "after": self.array((7,)),
+        }
+        memory, index = stored(tensors)
+        for name, made in self.read(memory, index).items():
+            assert self.bits(made) == self.bits(tensors[name])
+        assert written(canonical(tensors)[1], index) == memory[: index.nbytes]
+        again, same = stored(self.read(memory, index))
+        assert same == index
+        assert again[:] == memory[:]
+
     def test_an_address_is_as_good_as_a_buffer(self) -> None:
         index, sources = canonical(self.array(seed=3))
         room = self.array(seed=4)

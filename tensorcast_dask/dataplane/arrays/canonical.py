@@ -113,7 +113,7 @@ def _entry_of(sources: Sequence[Source]) -> list[int] | None:
     else:
         # Cheap to ask for, and different for tensors that are not tied, but for views
         # that begin alike and tensors without elements.
-        starts = [source.backend.extent(source)[0] for source in sources]
+        starts = [s.address or s.backend.extent(s)[0] for s in sources]
     if len(set(starts)) == len(starts):
         return None
     entries: dict[Hashable, int] = {}

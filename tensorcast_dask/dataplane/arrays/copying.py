@@ -30,7 +30,14 @@ if TYPE_CHECKING:
     from tensorcast_dask.dataplane.arrays.contract import Bytes, Source
     from tensorcast_dask.tensors.specs import Index
 
-__all__ = ["BIG_BYTES", "Placed", "copy_into", "copy_out", "fill", "zero_gaps"]
+__all__ = [
+    "BIG_BYTES",
+    "Placed",
+    "copy_into",
+    "copy_out",
+    "stretches",
+    "zero_gaps",
+]
 
 BIG_BYTES: Final = 1 << 20  # from here on a tensor is copied by itself, without the GIL
 _PIECE_BYTES: Final = 16 << 20
@@ -143,32 +150,24 @@ def copy_into(
     assert len(sources) == len(index.sizes), "arrays: one source for each entry"
     out = _bytes(buffer, index.nbytes, writable=True)
     _zero(out, index)
-    fill(zip(sources, index.offsets, index.sizes, strict=True), out, threads=threads)
+    _fill(zip(sources, index.offsets, index.sizes, strict=True), out, threads=threads)
 
 
-def fill(
-    placed: Iterable[Placed], out: Bytes, *, origin: int = 0, threads: int = 1
-) -> None:
-    """Write tensors into the part of a segment that begins at byte `origin`.
-
-    Nothing is checked, and no gap is zeroed.
-    """
-    base = _address(out) - origin
+def _fill(placed: Iterable[Placed], out: Bytes, *, threads: int) -> None:
+    base = _address(out)
     jobs: list[Job] = []
     small: list[Placed] = []
-    for item in placed:
-        source, offset, nbytes = item
-        if not nbytes:
-            continue
+    for offset, nbytes, items in stretches(placed):
+        source = items[0][0]
         if not source.flat:
-            room = out[offset - origin : offset - origin + nbytes]
+            room = out[offset : offset + nbytes]
             jobs.append((source.backend.write, ([source], room), None))
         elif nbytes >= BIG_BYTES:
             address = source.backend.extent(source)[0]
-            keep = (out, source)
+            keep = (out, items)
             jobs += _pieces(base + offset, address, nbytes, threads=threads, keep=keep)
         else:
-            small.append(item)
+            small += items
     for group in _side_by_side(small):
         if len(group) < _FEW:
             for source, offset, nbytes in group:
@@ -176,9 +175,33 @@ def fill(
         else:
             start, end = group[0][1], group[-1][1] + group[-1][2]
             together = [source for source, _, _ in group]
-            room = out[start - origin : end - origin]
+            room = out[start:end]
             jobs.append((group[0][0].backend.write, (together, room), None))
     _run(jobs, threads=threads)
+
+
+def stretches(placed: Iterable[Placed]) -> Iterator[tuple[int, int, list[Placed]]]:
+    """Offset, length and members of what can be copied as one.
+
+    A member alone, or flat tensors that lie in the caller's memory as they will in the
+    segment, as those of a state dict do that was read from one. Zero-size ones are left out.
+    """
+    items: list[Placed] = []
+    start = end = reach = 0
+    for item in placed:
+        source, offset, nbytes = item
+        if not nbytes:
+            continue
+        address = source.address if source.flat else 0
+        if address and items and (offset, address) == (end, reach):
+            items.append(item)
+        else:
+            if items:
+                yield start, end - start, items
+            items, start = [item], offset
+        end, reach = offset + nbytes, address + nbytes if address else 0
+    if items:
+        yield start, end - start, items
 
 
 def _side_by_side(small: Sequence[Placed]) -> Iterator[list[Placed]]:

@@ -4,9 +4,10 @@ Rules:
 
 1. Writing makes the pages of a fresh memory file at twice the rate of touching a map of it
    (`docs/facts.md`), so a segment that is not warm is written, not mapped.
-2. Small tensors are gathered in one scratch buffer; it and nothing else is allocated. Big
-   ones are written from where they lie. A big one that is not flat is the exception: its
-   library needs memory to write into, so that part of the file is mapped for it.
+2. Big tensors, and small ones side by side in memory, are written from where they lie; other
+   small ones are gathered by the kernel (`pwritev`), not by us. A small one that is not flat
+   is made flat first; for a big one its part of the file is mapped, as its library needs
+   memory to write into. So a put allocates next to nothing.
 3. Every byte of the segment is written once, in ascending order, gaps included.
 """
 
@@ -21,21 +22,24 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from tensorcast_dask.dataplane.arrays.copying import BIG_BYTES, fill
+from tensorcast_dask.dataplane.arrays.copying import BIG_BYTES, stretches
 from tensorcast_dask.exceptions import CapacityError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tensorcast_dask.dataplane.arrays.contract import Bytes, Source
+    from tensorcast_dask.dataplane.arrays.contract import Source
     from tensorcast_dask.dataplane.arrays.copying import Placed
     from tensorcast_dask.tensors.specs import Index
 
 __all__ = ["spans", "write_into"]
 
-_SCRATCH_BYTES: Final = 4 << 20
+_Readable = memoryview | ctypes.Array[ctypes.c_char]
+
 #: Bytes of one system call: bigger ones are slower into fresh pages.
-_WRITE_BYTES: Final = 1 << 20
+_CALL_BYTES: Final = 1 << 20
+_CALL_BUFFERS: Final = 1000  # below the kernel's IOV_MAX
+_ZEROS: Final = memoryview(bytes(1 << 16))
 
 
 def write_into(sources: Sequence[Source], index: Index, fd: int) -> None:
@@ -72,57 +76,57 @@ class _Writer:
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
-        #: Everything before this byte of the segment is written, or in `_pending`.
-        self._end = 0
-        #: Tensors that go through the scratch buffer, all of them within
-        #: `_start` to `_start + len(_scratch)`.
-        self._pending: list[Placed] = []
+        #: What is written next, at `_start`; it ends at `_end`.
+        self._pending: list[_Readable] = []
         self._start = 0
-        self._scratch: Bytes = np.empty(0, np.uint8)
+        self._end = 0
 
     def segment(self, placed: Sequence[Placed], nbytes: int) -> None:
-        self._scratch = np.zeros(min(nbytes, _SCRATCH_BYTES), np.uint8)
-        for source, offset, size in placed:
-            if not size:
-                continue
-            if size >= BIG_BYTES:
-                self._flush(offset)
-                if source.flat:
-                    self._write(source.backend.extent(source)[0], offset, size)
-                else:
-                    self._map(source, offset, size)
-                self._start = self._end = offset + size
+        for offset, size, items in stretches(placed):
+            self._zeros(offset)
+            source = items[0][0]
+            if source.flat:
+                self._add(_memory(source.backend.extent(source)[0], size), size)
+            elif size < BIG_BYTES:
+                made = np.empty(size, np.uint8)
+                source.backend.write([source], made)
+                self._add(made.data, size)
             else:
-                if offset + size - self._start > len(self._scratch):
-                    self._flush(offset)
-                self._pending.append((source, offset, size))
-                self._end = offset + size
-        self._flush(nbytes)
+                self._flush()
+                self._map(source, offset, size)
+                self._start = self._end = offset + size
+        self._zeros(nbytes)
+        self._flush()
 
-    def _flush(self, until: int) -> None:
-        """Write what is pending, and zeros from there on."""
-        held = self._end - self._start
-        if held:
-            if sum(size for _, _, size in self._pending) < held:
-                self._scratch[:held] = 0  # there are gaps
-            fill(self._pending, self._scratch, origin=self._start)
-            self._write_scratch(self._start, held)
-            self._pending.clear()
-        if until > self._end:
-            self._scratch[: until - self._end] = 0
-            for at in range(self._end, until, len(self._scratch)):
-                self._write_scratch(at, min(len(self._scratch), until - at))
-        self._start = self._end = until
+    def _zeros(self, until: int) -> None:
+        while self._end < until:
+            size = min(until - self._end, len(_ZEROS))
+            self._add(_ZEROS[:size], size)
 
-    def _write_scratch(self, offset: int, nbytes: int) -> None:
-        self._write(self._scratch.__array_interface__["data"][0], offset, nbytes)
+    def _add(self, data: _Readable, size: int) -> None:
+        pending = self._end - self._start
+        if pending and (
+            pending + size > _CALL_BYTES or len(self._pending) == _CALL_BUFFERS
+        ):
+            self._flush()
+        self._pending.append(data)
+        self._end += size
 
-    def _write(self, address: int, offset: int, nbytes: int) -> None:
-        data = memoryview((ctypes.c_char * nbytes).from_address(address))
-        done = 0
-        while done < nbytes:
-            piece = data[done : done + _WRITE_BYTES]
-            done += os.pwrite(self._fd, piece, offset + done)
+    def _flush(self) -> None:
+        if self._end == self._start:
+            return
+        if len(self._pending) == 1:
+            done, last = 0, memoryview(self._pending[0])
+        else:
+            done = os.pwritev(self._fd, self._pending, self._start)
+            # The kernel may take less; what is left is joined, which is rare and small.
+            complete = done == self._end - self._start
+            last = memoryview(b"" if complete else b"".join(self._pending))
+        while self._start + done < self._end:
+            piece = last[done : done + _CALL_BYTES]
+            done += os.pwrite(self._fd, piece, self._start + done)
+        self._pending.clear()
+        self._start = self._end
 
     def _map(self, source: Source, offset: int, nbytes: int) -> None:
         start = offset - offset % mmap.ALLOCATIONGRANULARITY
@@ -135,6 +139,11 @@ class _Writer:
         source.backend.write([source], out)
 
 
+def _memory(address: int, nbytes: int) -> ctypes.Array[ctypes.c_char]:
+    """Memory of this process as a buffer; it keeps nothing alive."""
+    return (ctypes.c_char * nbytes).from_address(address)
+
+
 def spans(sources: Sequence[Source], index: Index) -> tuple[bytes, list[int]]:
     """List the memory that a reader of this process can copy by itself.
 
@@ -145,22 +154,21 @@ def spans(sources: Sequence[Source], index: Index) -> tuple[bytes, list[int]]:
         as few as can be; and the entries that are not flat, which only `copy_into` or
         `write_into` can write. The addresses hold while the sources are alive.
     """
-    rows: list[tuple[int, int, int]] = []
-    others: list[int] = []
-    columns = zip(sources, index.offsets, index.sizes, strict=True)
-    for entry, (source, offset, nbytes) in enumerate(columns):
-        if not nbytes:
-            continue
-        if not source.flat:
-            others.append(entry)
-            continue
-        address = source.backend.extent(source)[0]
-        if rows:
-            start, first, length = rows[-1]
-            if (start + length, first + length) == (offset, address):
-                rows[-1] = (start, first, length + nbytes)
-                continue
-        rows.append((offset, address, nbytes))
+    others = [
+        at for at, source in enumerate(sources) if not source.flat and index.sizes[at]
+    ]
+    flat = [
+        item
+        for item in zip(sources, index.offsets, index.sizes, strict=True)
+        if item[0].flat
+    ]
+    for source, _, nbytes in flat:
+        if nbytes:
+            source.backend.extent(source)  # it remembers the address
+    rows = [
+        (offset, items[0][0].address, nbytes)
+        for offset, nbytes, items in stretches(flat)
+    ]
     rows.sort()
-    flat = [number for row in rows for number in row]
-    return struct.pack(f"<{len(flat)}Q", *flat), others
+    numbers = [number for row in rows for number in row]
+    return struct.pack(f"<{len(numbers)}Q", *numbers), others
