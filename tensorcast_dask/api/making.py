@@ -158,10 +158,12 @@ class Making(Calls):
 
         Parameters
         ----------
-        tensors, id, labels, version, deadline
+        tensors, id, labels, version
             As for `put`.
         verify : bool
             Hash now, so that a change outside the fence is found instead of served.
+        deadline
+            As for `put`.
 
         Returns
         -------

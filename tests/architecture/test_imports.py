@@ -57,7 +57,7 @@ ADAPTERS = {"tensorcast_dask.dataplane.arrays.torch_backend": "torch"}
 
 #: Runs in a fresh interpreter: reads module names, prints {module: error}.
 ALONE = r"""
-import importlib, importlib.abc, json, os, sys
+import gc, importlib, importlib.abc, json, os, sys
 
 class Absent(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
@@ -70,6 +70,7 @@ request = json.load(sys.stdin)
 for library in request["libraries"]:
     importlib.import_module(library)
 # Between fork and exit of a child nothing else runs here: no thread was started by us.
+gc.disable()  # nor does a child copy pages only to look at them
 failures = {}
 for module in request["modules"]:
     reader, writer = os.pipe()

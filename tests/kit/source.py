@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,8 +35,9 @@ def module_name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+@functools.cache
 def parse(path: Path) -> ast.Module:
-    """Syntax tree of a file."""
+    """Syntax tree of a file; shared, so nobody changes it."""
     return ast.parse(path.read_text(), filename=str(path))
 
 
