@@ -10,11 +10,12 @@ import signal
 from collections.abc import Iterator
 
 import pytest
-from distributed import Client, Scheduler
+from distributed import Client
 
 from tensorcast_dask.tensors.messages import NodeCard
 from tests.kit.clusters import Cluster, Process, stopped
 from tests.kit.eventually import eventually, never
+from tests.kit.tasks import keep_the_gil, remove_all_workers
 
 RELEASED_S = 3.0
 SETTINGS = {
@@ -226,7 +227,7 @@ def test_a_stopped_worker_that_was_replaced_is_refused_when_it_runs_again(
     first, card = one_worker(cluster, name="w", nanny=False)
     with stopped(first.pid), Client(cluster.address) as client:
         # A stopped process keeps its sockets: Dask learns of it by its own ways only.
-        client.run_on_scheduler(_remove_all_workers)
+        client.run_on_scheduler(remove_all_workers)
         cluster.start_worker(name="heir", nanny=False)
         heir = adopted_again(cluster, card)
         assert heir.name == "heir"
@@ -234,11 +235,6 @@ def test_a_stopped_worker_that_was_replaced_is_refused_when_it_runs_again(
     (now,) = [c for c in cluster.stores() if c.node == card.node]
     assert (now.incarnation, now.name) == (heir.incarnation, "heir")
     cluster.wait_for_nodes(1, attended=1)
-
-
-async def _remove_all_workers(dask_scheduler: Scheduler) -> None:
-    for address in list(dask_scheduler.workers):
-        await dask_scheduler.remove_worker(address, stimulus_id="test", close=False)
 
 
 def test_a_store_that_dies_is_replaced_under_the_same_worker(cluster: Cluster) -> None:
@@ -259,16 +255,9 @@ def test_a_call_that_keeps_the_gil_for_seconds_loses_no_short_lease(
     one_worker(cluster, name="w", nanny=False)
     cluster.wait_for_nodes(1, attended=1)
     with Client(cluster.address) as client:
-        future = client.submit(_keep_the_gil, 3, pure=False)
+        future = client.submit(keep_the_gil, 3, pure=False)
         never(lambda: len(cluster.nodes()) != 1, for_s=3)
         assert future.result(timeout=10) is True
-
-
-def _keep_the_gil(seconds: int) -> bool:
-    import ctypes
-
-    ctypes.PyDLL(None).sleep(seconds)  # PyDLL, unlike CDLL, does not let go of it
-    return True
 
 
 # ------------------------------------------------------------------ the scheduler
