@@ -1,0 +1,75 @@
+"""Workers that share the program's process (`processes=False`), and their stores."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tensorcast_dask.tensors.messages import NodeCard
+from tests.kit.eventually import eventually
+from tests.kit.local import local_cluster, stores_in
+
+SETTINGS = {"store": {"released-ttl": "3s"}}
+
+
+@pytest.fixture
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("p") / "r"
+
+
+def attended(run_dir: Path, count: int) -> list[NodeCard]:
+    def there() -> list[NodeCard] | None:
+        found = [card for card in stores_in(run_dir) if card.worker]
+        return found if len(found) == count else None
+
+    found = eventually(there, within_s=15, what=f"{count} attended stores")
+    assert found is not None
+    return found
+
+
+def test_scaling_down_to_one_leaves_one_store(run_dir: Path) -> None:
+    with local_cluster(run_dir, n_workers=3, settings=SETTINGS) as cluster:
+        before = {card.node for card in attended(run_dir, 3)}
+        cluster.scale(1)
+        (left,) = attended(run_dir, 1)
+        eventually(lambda: len(stores_in(run_dir)) == 1, within_s=10)
+        assert left.node in before
+
+
+def test_a_worker_that_follows_another_in_the_same_process_adopts_its_store(
+    run_dir: Path,
+) -> None:
+    with local_cluster(run_dir, n_workers=1, settings=SETTINGS) as cluster:
+        (before,) = attended(run_dir, 1)
+        cluster.scale(0)
+        eventually(lambda: not cluster.workers, within_s=15)
+        cluster.scale(1)
+        eventually(
+            lambda: attended(run_dir, 1)[0].incarnation > before.incarnation,
+            within_s=15,
+            what="the store is adopted again",
+        )
+        assert [card.node for card in stores_in(run_dir)] == [before.node]
+
+
+def test_closing_the_cluster_leaves_no_store(run_dir: Path) -> None:
+    with local_cluster(run_dir, n_workers=2, settings=SETTINGS):
+        attended(run_dir, 2)
+    assert stores_in(run_dir) == []
+
+
+def test_a_store_that_dies_is_replaced_under_the_same_worker(
+    run_dir: Path,
+) -> None:
+    with local_cluster(run_dir, n_workers=1, settings=SETTINGS):
+        (before,) = attended(run_dir, 1)
+        os.kill(before.pid, signal.SIGKILL)
+
+        def replaced() -> bool:
+            found = [card for card in stores_in(run_dir) if card.worker]
+            return [card.node for card in found] not in ([], [before.node])
+
+        eventually(replaced, within_s=15, what="another store")
