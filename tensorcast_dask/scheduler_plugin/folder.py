@@ -35,6 +35,10 @@ __all__ = ["forget_cluster", "fresh_epoch", "name_cluster", "write_link"]
 _LINK = "link.json"
 _CLUSTER = "cluster.json"
 _YEAR_2025_S = 1_735_689_600
+_SAID = (
+    "this cluster's journal is gone: artifacts are taken back from the nodes that hold "
+    "them; aliases, pins and what no node holds are lost"
+)
 
 
 class _Cluster(msgspec.Struct, frozen=True):
@@ -58,6 +62,7 @@ def name_cluster(journal: Journal, folder: Path) -> tuple[Recovered, bytes]:
     if not (cluster and token):
         if known is not None and cluster in {"", known.cluster}:
             cluster, token = known.cluster, known.token
+            recovered = msgspec.structs.replace(recovered, lost=True, said=_SAID)
         else:
             cluster = cluster or ClusterId(secrets.token_hex(16))
             token = mint_token()
