@@ -106,12 +106,12 @@ def _check_deadline(seconds: float | None) -> Any:
 async def _open_with_client(
     client: Any, *, install: bool, owned: bool, limit: Any
 ) -> Session:
-    from tensorcast_dask import deploy
+    from tensorcast_dask.deploy import install as install_plugins
 
     await client
     try:
         if install:
-            await deploy.install(client)
+            await install_plugins(client)
         settings = Settings.read()
         session = await _open(
             loop=client.loop,
