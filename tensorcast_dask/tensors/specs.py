@@ -436,7 +436,7 @@ class Index:
                 "this is not the index of an artifact: a column points past its table"
             )
             raise CorruptFile(message) from error
-        except (msgspec.MsgspecError, RequestError) as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RequestError) as error:
             message = f"this is not the index of an artifact: {error}"
             raise CorruptFile(message) from error
 

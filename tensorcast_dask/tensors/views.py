@@ -203,7 +203,7 @@ class View(msgspec.Struct, frozen=True):
         """
         try:
             wire = _DECODER.decode(data)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             message = f"these bytes are not a view: {error}"
             raise CorruptFile(message) from error
         if wire.format != _FORMAT:

@@ -15,13 +15,7 @@ import pytest
 from tests.kit.source import PACKAGE, ROOT, package_files, parse
 
 #: Not yet tested in a file of their own. This list only ever shrinks.
-NOT_YET: frozenset[str] = frozenset(
-    {
-        "tensors/ids.py",
-        "tensors/frames.py",
-        "tensors/messages.py",
-    }
-)
+NOT_YET: frozenset[str] = frozenset()
 
 
 def computes(path: Path) -> bool:

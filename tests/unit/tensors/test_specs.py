@@ -11,7 +11,13 @@ from tensorcast_dask.exceptions import (
     UnsupportedDtype,
 )
 from tensorcast_dask.tensors.dtypes import DType, dtype
-from tensorcast_dask.tensors.specs import ALIGN_BYTES, Index, TensorSpec, nbytes_of
+from tensorcast_dask.tensors.specs import (
+    ALIGN_BYTES,
+    Entry,
+    Index,
+    TensorSpec,
+    nbytes_of,
+)
 
 F32 = dtype("float32")
 U8 = dtype("uint8")
@@ -68,6 +74,12 @@ def test_the_largest_size_is_the_last_one_allowed() -> None:
     assert nbytes_of(U8, ((1 << 63) - 1,)) == (1 << 63) - 1
     with pytest.raises(InvalidArgument):
         nbytes_of(U8, (1 << 63,))
+
+
+def test_specs_are_packed_in_the_order_given() -> None:
+    index = Index.of([TensorSpec("b", U8, (3,)), TensorSpec("a", F32, (2,))])
+    assert index == Index(["b", "a"], [U8, F32], [(3,), (2,)])
+    assert index.entry("a") == Entry(F32, (2,), 64, 8)
 
 
 def test_entries_are_packed_in_put_order_at_aligned_offsets() -> None:
