@@ -24,6 +24,7 @@ from tensorcast_dask.exceptions import (
     NotFound,
 )
 from tensorcast_dask.tensors.ids import ArtifactId, Generation, Version
+from tests.kit.eventually import eventually
 from tests.kit.models import Sample, every_dtype, sample
 
 MIB = 1 << 20
@@ -225,6 +226,34 @@ def test_a_damaged_file_is_set_aside_and_not_served_again(tmp_path: Path) -> Non
     spool = Spool(tmp_path)
     assert len(spool.recover().removed) == 2
     assert files(tmp_path) == []
+    spool.close()
+
+
+def test_a_disk_that_keeps_other_bytes_than_it_was_given_is_found_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "log"
+    monkeypatch.setenv(faults.ENV_LOG, str(log))
+    spool = Spool(tmp_path / "tier")
+    raised: list[Exception] = []
+
+    def attempt() -> None:
+        try:
+            write(spool, 1)
+        except CorruptFile as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=attempt)
+    with faults.armed("save.before_rename=pause:30"):
+        thread.start()
+        eventually(lambda: faults.read_log(log), within_s=20)
+        (draft,) = (tmp_path / "tier").glob(".*-draft")
+        flip(draft, MIB // 2)
+    thread.join()
+    assert len(raised) == 1
+    assert files(tmp_path / "tier") == []
+    assert spool.replicas == ()
+    assert spool.booked_bytes == 0
     spool.close()
 
 
