@@ -170,6 +170,7 @@ class Spool:
             message = f"{self.folder} lies on {kind}, which is memory; choose a disk, or set disk_dir_allow_tmpfs"
             raise InvalidArgument(message)
         self._lock_fd = _lock_folder(self.folder)
+        self._owner = _owner_of(self.folder)
 
     @classmethod
     def claim(
@@ -211,10 +212,7 @@ class Spool:
     @property
     def owner(self) -> str:
         """Whose replicas these are; "" while nobody has said so."""
-        try:
-            return (self.folder / _OWNER).read_text(errors="replace")
-        except OSError:
-            return ""
+        return self._owner
 
     def own(self, owner: str) -> None:
         """Say, for good, whose replicas these are.
@@ -224,13 +222,17 @@ class Spool:
         Mismatch
             When they are somebody else's.
         """
-        if self.owner not in {"", owner}:
-            message = f"{self.folder} holds replicas of {self.owner!r}, not of {owner!r}; choose another folder"
-            raise Mismatch(message, {"owner": self.owner})
+        if self._owner not in {"", owner}:
+            message = (
+                f"{self.folder} holds replicas of {self._owner!r}, not of {owner!r}; "
+                "choose another folder"
+            )
+            raise Mismatch(message, {"owner": self._owner})
         data = owner.encode()
         with Draft(self.folder / _OWNER, need_bytes=len(data)) as draft:
             draft.write([data], at=0)
             draft.publish()
+        self._owner = owner
 
     def close(self) -> None:
         """Give the folder up; the files stay for whoever takes it over."""
@@ -383,9 +385,8 @@ class Spool:
     ) -> int:
         try:
             draft = Draft(path, need_bytes=plan.file_nbytes)
-        except NotFound:  # the folder was removed under us
-            with system_errors(path):
-                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except NotFound:
+            self._remake()
             draft = Draft(path, need_bytes=plan.file_nbytes)
         with draft:
             nbytes = write_file(
@@ -397,6 +398,20 @@ class Spool:
                 verify(model, threads=1, direct=self._direct)
             draft.settle()
         return nbytes
+
+    def _remake(self) -> None:
+        """Make the folder that was removed under us ours again."""
+        with self._lock, system_errors(self.folder):
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with suppress(FileNotFoundError):
+                lock = (self.folder / _LOCK).stat()
+                if lock.st_ino == os.fstat(self._lock_fd).st_ino:
+                    return  # another thread did
+            fd = _lock_folder(self.folder)
+            os.close(self._lock_fd)
+            self._lock_fd = fd
+        if self._owner:
+            self.own(self._owner)
 
     # ------------------------------------------------------------------ reading
 
@@ -465,6 +480,13 @@ class Spool:
     def _forget(self, generation: Generation) -> Spooled | None:
         with self._lock:
             return self._replicas.pop(generation, None)
+
+
+def _owner_of(folder: Path) -> str:
+    try:
+        return (folder / _OWNER).read_text(errors="replace")
+    except OSError:
+        return ""
 
 
 def _lock_folder(folder: Path) -> int:

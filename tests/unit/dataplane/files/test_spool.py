@@ -341,6 +341,20 @@ def test_one_folder_has_one_store_and_its_successor_finds_it(tmp_path: Path) -> 
     third.close()
 
 
+def test_a_folder_that_was_made_anew_is_locked_again(tmp_path: Path) -> None:
+    spool = Spool.claim(tmp_path, name="n1", owner="cluster-a")
+    shutil.rmtree(tmp_path / "n1")
+    write(spool, 1)
+    write(spool, 2)
+    with pytest.raises(AlreadyExists):
+        Spool(tmp_path / "n1")
+    spool.close()
+    spool = Spool(tmp_path / "n1")
+    assert spool.owner == "cluster-a"
+    assert len(spool.recover().replicas) == 2
+    spool.close()
+
+
 def test_a_folder_of_another_cluster_is_left_alone(tmp_path: Path) -> None:
     ours = Spool.claim(tmp_path, name="n1", owner="cluster-a")
     write(ours, 1)
