@@ -135,10 +135,17 @@ class TlsIo:
 
     def __init__(self, sock: ssl.SSLSocket) -> None:
         self._sock = sock
+        self._wait_s: float | None = None
+        sock.settimeout(None)
+
+    def _wait(self, wait_s: float | None) -> None:
+        if wait_s != self._wait_s:
+            self._sock.settimeout(wait_s)
+            self._wait_s = wait_s
 
     def recv(self, view: memoryview, wait_s: float | None) -> int:
         """Receive up to as many bytes as `view` holds; 0 is the end."""
-        self._sock.settimeout(wait_s)
+        self._wait(wait_s)
         return self._sock.recv_into(view, len(view))
 
     def recv_with_fds(
@@ -152,7 +159,7 @@ class TlsIo:
     ) -> int:
         """Send some of `views`, with descriptors beside the first byte."""
         assert not fds, "framing: descriptors do not travel over TLS"
-        self._sock.settimeout(wait_s)
+        self._wait(wait_s)
         return self._sock.send(views[0])
 
 
