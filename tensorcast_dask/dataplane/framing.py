@@ -31,6 +31,7 @@ from tensorcast_dask.dataplane.sockets import (
     PlainIo,
     TlsIo,
     close_fds,
+    not_in_children,
 )
 from tensorcast_dask.exceptions import (
     DeadlineExceeded,
@@ -184,6 +185,7 @@ class FrameStream:
         self._io: Io = TlsIo(sock) if isinstance(sock, ssl.SSLSocket) else PlainIo(sock)
         self._pace = Pace(bandwidth_bytes_per_s) if bandwidth_bytes_per_s else None
         self._header = bytearray(HEADER_BYTES)
+        not_in_children(sock)
 
     def fileno(self) -> int:
         """Descriptor of the socket, for polling; -1 once closed."""

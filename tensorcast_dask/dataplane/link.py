@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Final
 
 from tensorcast_dask.dataplane.auth import LINK, Caller, client_tls
 from tensorcast_dask.dataplane.framing import Frame, FrameStream
+from tensorcast_dask.dataplane.sockets import not_in_children
 from tensorcast_dask.exceptions import (
     CatalogUnavailable,
     TensorCastError,
@@ -122,6 +123,7 @@ class Link:
         self._wake, self._woken = socket.socketpair()
         self._woken.settimeout(0)
         self._wake.settimeout(0)
+        not_in_children(self._wake, self._woken)
         self._thread = threading.Thread(
             target=self._run, name="tensorcast-link", daemon=True
         )

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from tensorcast_dask.dataplane.auth import STORE, Answerer, check_hello, check_uid
 from tensorcast_dask.dataplane.congestion import set_congestion
 from tensorcast_dask.dataplane.framing import FrameStream, Payload
-from tensorcast_dask.dataplane.sockets import close_fds
+from tensorcast_dask.dataplane.sockets import close_fds, not_in_children
 from tensorcast_dask.exceptions import (
     InvalidArgument,
     PeerLost,
@@ -220,6 +220,7 @@ class Server:
             listener.close()
 
     def _listen(self, listener: socket.socket, tls: ssl.SSLContext | None) -> None:
+        not_in_children(listener, self._wake, self._woken)
         listener.listen(_BACKLOG)
         listener.settimeout(0)
         self._selector.register(listener, selectors.EVENT_READ, _Accept(tls))

@@ -8,6 +8,8 @@ Rules:
 2. A call that waited too long raises BlockingIOError or TimeoutError; the layer above
    says what that means.
 3. Descriptors arrive closed on exec, and are closed where they do not fit.
+4. A forked child closes its copies of our sockets at once (`not_in_children`): else a
+   connection would seem to live on, and a port to listen, after its process has died.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import os
 import socket
 import struct
 import time
+import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -27,7 +30,15 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Sequence
 
-__all__ = ["SCRATCH_BYTES", "Io", "Pace", "PlainIo", "TlsIo", "close_fds"]
+__all__ = [
+    "SCRATCH_BYTES",
+    "Io",
+    "Pace",
+    "PlainIo",
+    "TlsIo",
+    "close_fds",
+    "not_in_children",
+]
 
 _MAX_FDS: Final = 8
 _ANCILLARY_BYTES: Final = 16 + _MAX_FDS * 4  # CMSG_SPACE on 64-bit Linux
@@ -45,6 +56,24 @@ def close_fds(fds: Sequence[int]) -> None:
     for fd in fds:
         with contextlib.suppress(OSError):
             os.close(fd)
+
+
+_sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+
+
+def not_in_children(*sockets: socket.socket) -> None:
+    """Close these sockets in every child that is forked from here on."""
+    _sockets.update(sockets)
+
+
+def _after_fork() -> None:
+    for sock in list(_sockets):
+        with contextlib.suppress(OSError):
+            sock.close()  # never shut down: the connection is the parent's
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 class Io(Protocol):
