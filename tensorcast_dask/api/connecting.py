@@ -28,6 +28,7 @@ from tensorcast_dask.api.stores import Stores
 from tensorcast_dask.config import Settings
 from tensorcast_dask.dataplane import hosts
 from tensorcast_dask.exceptions import (
+    CatalogUnavailable,
     InvalidArgument,
     TensorCastError,
     UnsupportedPlatform,
@@ -90,13 +91,25 @@ def connect(
     if target is None or isinstance(target, int | float):
         message = "connect takes a Dask client, a cluster or a scheduler's address"
         raise InvalidArgument(message)
-    options: dict[str, Any] = {"set_as_default": False, "asynchronous": asynchronous}
+    options: dict[str, Any] = {
+        "set_as_default": False,
+        "asynchronous": asynchronous,
+        "timeout": limit.left_s(),
+    }
     if security is not None:
         options["security"] = security
-    client = Client(target, **options)  # type: ignore[no-untyped-call]
+    try:
+        client = Client(target, **options)  # type: ignore[no-untyped-call]
+    except OSError as error:
+        raise _no_scheduler(error) from error
     return client.sync(  # type: ignore[no-untyped-call]
         _open_with_client, client, install=install, owned=True, limit=limit
     )
+
+
+def _no_scheduler(error: OSError) -> CatalogUnavailable:
+    message = f"no Dask scheduler answers ({error}); check the address"
+    return CatalogUnavailable(message)
 
 
 def _check_deadline(seconds: float | None) -> Any:
@@ -108,7 +121,10 @@ async def _open_with_client(
 ) -> Session:
     from tensorcast_dask.deploy import install as install_plugins
 
-    await client
+    try:
+        await client
+    except OSError as error:
+        raise _no_scheduler(error) from error
     try:
         if install:
             await install_plugins(client)

@@ -21,7 +21,11 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
 from distributed.utils import SyncMethodMixin
 
 from tensorcast_dask.api.deadlines import Deadline, deadline
-from tensorcast_dask.exceptions import DeadlineExceeded, TensorCastError
+from tensorcast_dask.exceptions import (
+    CatalogUnavailable,
+    DeadlineExceeded,
+    TensorCastError,
+)
 from tensorcast_dask.tensors.messages import OperationAsked, OperationState
 
 if TYPE_CHECKING:
@@ -76,12 +80,22 @@ class Core(SyncMethodMixin):
         self.client = client
         self.host = host
         self.deadline_default_s = deadline_default_s
+        self.closed = False
         self._lending = threading.Lock()
         self._lender: Lender | None = None
         self._threads = ThreadPoolExecutor(16, thread_name_prefix="tensorcast-bytes")
 
     def bridge(self, function: Callable[..., Awaitable[Any]], *args: Any) -> Any:
-        """Give the value in a thread, an awaitable of it on the loop."""
+        """Give the value in a thread, an awaitable of it on the loop.
+
+        Raises
+        ------
+        CatalogUnavailable
+            When the session is closed: its event loop may be gone too.
+        """
+        if self.closed:
+            message = "this session is closed; connect again"
+            raise CatalogUnavailable(message)
         return self.sync(function, *args)  # type: ignore[no-untyped-call]
 
     def deadline(self, seconds: float | None) -> Deadline:
@@ -166,7 +180,8 @@ class Core(SyncMethodMixin):
             lender.close()
 
     def close(self) -> None:
-        """Stop the threads that move bytes."""
+        """Take no more calls and stop the threads that move bytes."""
+        self.closed = True
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 

@@ -64,7 +64,7 @@ class Session(Making, Finding, Reading, Placing, Looking):
     def close(self) -> Any:
         """Close the session; artifacts stay, drafts are given back, registrations end."""
         if self.closed:
-            return self._core.call(_nothing)
+            return _nothing() if self._core.asynchronous else None
         self.closed = True
         return self._core.call(self._on_close)
 
