@@ -17,6 +17,7 @@ import os
 import shutil
 import signal
 import sys
+import threading
 import time
 from typing import TYPE_CHECKING, Final
 
@@ -39,6 +40,7 @@ from tensorcast_dask.store.report import debug_state
 from tensorcast_dask.store.serve import Requests
 from tensorcast_dask.store.shelf import Shelf
 from tensorcast_dask.store.sums import Sums
+from tensorcast_dask.store.tuning import congestion_for
 from tensorcast_dask.tensors.messages import Welcome, decode
 
 if TYPE_CHECKING:
@@ -52,6 +54,7 @@ logger = logging.getLogger(__name__)
 
 _TICK_S: Final = 0.1
 _STOP_S: Final = 2.0
+_STALL_S: Final = 30.0
 _LOOPBACK: Final = "127.0.0.1"
 
 
@@ -110,10 +113,7 @@ class Store:
             ),
             welcome=self._welcome,
             token=lambda: self.identity.token,
-            limits=Limits(
-                stall_s=max(30.0, settings.stall_s),
-                bandwidth_bytes_per_s=settings.bandwidth_bytes_per_s,
-            ),
+            limits=self._limits(),
             allow_uids=settings.allow_uids,
         )
         self._listening: object = None
@@ -169,8 +169,27 @@ class Store:
         )
         self._listening = wanted
         self.identity.listens(host, port)
+        if not settings.congestion:
+            threading.Thread(
+                target=self._tune, args=(host,), name="tensorcast-tune", daemon=True
+            ).start()
+
+    def _tune(self, host: str) -> None:
+        name = congestion_for(self._folder.parents[1], host)
+        if name:
+            self._server.use_congestion(name)
+            logger.info("the data port uses %s congestion control", name)
+
+    def _limits(self) -> Limits:
+        settings = self.core.settings
+        return Limits(
+            stall_s=max(_STALL_S, settings.stall_s),
+            bandwidth_bytes_per_s=settings.bandwidth_bytes_per_s,
+        )
 
     def _changed(self) -> None:
+        settings = self.core.settings
+        self._server.configure(limits=self._limits(), allow_uids=settings.allow_uids)
         try:
             self._listen()
         except TensorCastError:

@@ -240,6 +240,7 @@ class Room:
         """Free some of `need_bytes` in a tier; True when it is worth asking again."""
         with self._evicting:
             if self.probe():
+                self._shelf.settle()
                 return True
             with self._lock:
                 stock = self._table.tiers[tier]
@@ -255,6 +256,7 @@ class Room:
                 for generation in plan.drop:
                     self.evict(generation, tier)
                 waits = stock.pool.lingering_bytes > 0
+            self._shelf.settle()
             if plan.trim_bytes or plan.drop:
                 return True
             if [gen for gen in plan.spill if self.spill(gen)]:

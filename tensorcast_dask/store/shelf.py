@@ -7,13 +7,17 @@ Rules:
    to accept a connection with.
 2. A lent file is another node's memory, held by a read-only description; it is read and
    handed on like our own, never written, probed or recycled.
-3. Maps are made when they are used, kept for slabs and for segments in use, and counted
+3. Files are closed by a thread of their own: giving a gigabyte back takes the kernel a
+   tenth of a second, which nobody who holds the store's lock can wait for. `settle` waits.
+4. Maps are made when they are used, kept for slabs and for segments in use, and counted
    by nobody: page tables are all that they cost.
 """
 
 from __future__ import annotations
 
+import logging
 import os
+import queue
 import resource
 import threading
 from typing import Final, TypeAlias
@@ -23,6 +27,8 @@ from tensorcast_dask.dataplane.segments import MemoryFile, leases_work, reopen
 from tensorcast_dask.exceptions import CapacityError
 
 __all__ = ["LentFile", "Shelf", "raise_descriptor_limit"]
+
+logger = logging.getLogger(__name__)
 
 #: Descriptors that segments leave to connections, logs and files.
 _SPARE_DESCRIPTORS: Final = 256
@@ -89,6 +95,10 @@ class Shelf:
         self._most = max_descriptors or max(16, limit - _SPARE_DESCRIPTORS)
         self._files: dict[int, File] = {}
         self.leases = leases_work()
+        self._closing: queue.Queue[File] = queue.Queue()
+        threading.Thread(
+            target=self._run_closer, name="tensorcast-closer", daemon=True
+        ).start()
 
     def __len__(self) -> int:
         return len(self._files)
@@ -152,12 +162,21 @@ class Shelf:
         return file.sole_owner() if self.leases else file.freeze()
 
     def close(self, segment: int) -> None:
-        """Close a file; its memory goes with its last reader."""
+        """Have a file closed; its memory goes with its last reader."""
         file = self._files.pop(segment, None)
         if file is not None:
-            file.close()
+            self._closing.put(file)
 
-    def close_all(self) -> None:
-        """Close everything."""
-        for segment in list(self._files):
-            self.close(segment)
+    def settle(self) -> None:
+        """Wait until what was to be closed is; not under the store's lock."""
+        self._closing.join()
+
+    def _run_closer(self) -> None:
+        while True:
+            file = self._closing.get()
+            try:
+                file.close()
+            except Exception:
+                logger.exception("a segment cannot be closed")
+            finally:
+                self._closing.task_done()

@@ -141,7 +141,7 @@ class Stores:
         self,
         *,
         link: LinkTarget | None = None,
-        free_ttl_s: float = 60.0,
+        free_ttl_s: float = 120.0,
         **changes: Any,
     ) -> NodeCard:
         """Start a store; it ends by itself should the test die."""
@@ -180,7 +180,7 @@ class Stores:
                     os.kill(card.pid, signal.SIGTERM)
         for card in self.cards:
             self.await_end(card)
-        for folder in self.run_dir.glob("*"):
+        for folder in self.run_dir.glob("*/"):
             hosts.clean_dead(folder)  # those that were killed could not do it
 
 
