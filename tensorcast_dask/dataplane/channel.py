@@ -102,6 +102,8 @@ class Channel:
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._broken = False
+        self._poll = select.poll()
+        self._poll.register(stream.fileno(), select.POLLIN)
         self.used_s = time.monotonic()
 
     @classmethod
@@ -198,13 +200,15 @@ class Channel:
 
     # -------------------------------------------------------------- use
     @property
+    def intact(self) -> bool:
+        """Whether nothing broke here, as far as is known without asking the kernel."""
+        return not self._broken and self._pid == os.getpid()
+
+    @property
     def usable(self) -> bool:
-        """Whether the next call can go out: nothing broke, the peer has not hung up."""
-        if self._broken or self._pid != os.getpid() or self.stream.fileno() < 0:
-            return False
-        poll = select.poll()
-        poll.register(self.stream.fileno(), select.POLLIN)
-        return not poll.poll(0)  # between requests a peer says nothing: this is its end
+        """Whether the next call can go out: intact, and the peer has not hung up."""
+        # Between requests a peer says nothing: what can be read is its end.
+        return self.intact and not self._poll.poll(0)
 
     def call(
         self,
@@ -324,6 +328,7 @@ class ChannelPool:
         #: Channels that nobody uses now, the latest used last.
         self._idle: dict[tuple[NodeId, int, Prefer], list[Channel]] = defaultdict(list)
         self._closed = False
+        self._looked_s = time.monotonic()
 
     @property
     def credentials(self) -> Credentials:
@@ -408,14 +413,18 @@ class ChannelPool:
             channel.close()
 
     def _give(self, key: tuple[NodeId, int, Prefer], channel: Channel) -> None:
-        if not self._closed and channel.usable:
+        if not self._closed and channel.intact:
             with self._lock:
                 self._idle[key].append(channel)
         else:
             channel.close()
 
     def _drop_old(self) -> None:
-        before_s = time.monotonic() - self._idle_s
+        now_s = time.monotonic()
+        if now_s - self._looked_s < self._idle_s / 4:
+            return
+        self._looked_s = now_s
+        before_s = now_s - self._idle_s
         self._drop([c for c in self._all_idle() if c.used_s < before_s])
 
     def _drop_idle(self) -> None:
