@@ -170,8 +170,10 @@ class Journal:
             self._closing = True
             self._wake.notify()
         self._thread.join(within_s)
-        if self._disk is not None and not self._thread.is_alive():
-            self._disk.close(keep=self._keep if keep is None else keep)
+        disk = self._disk
+        if disk is not None and not self._thread.is_alive():
+            self._disk = None
+            disk.close(keep=self._keep if keep is None else keep)
 
     def _run(self) -> None:
         while True:
@@ -254,6 +256,7 @@ class _Disk:
             found.say(
                 f"{self._versions.damaged} records of the version log cannot be read"
             )
+        self._ledger.judged()
         cluster, self.token = read_secret(self._secret)
         cluster = ClusterId(cluster or head.cluster)
         last = max(head.epoch, found.epoch)

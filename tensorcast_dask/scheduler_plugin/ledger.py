@@ -105,17 +105,24 @@ class Ledger:
         self._sum = 0
         self._live = 0
         fresh = not path.exists()
-        copy = self._copy_wal()
+        self._copy = self._copy_wal()
         self._connection = self._open_somehow()
         if fresh:
             self._connection.execute("CHECKPOINT")
             path.chmod(0o600)
         self._recover()
+
+    def _drop_copy(self) -> None:
+        copy, self._copy = self._copy, None
         if copy is not None:
-            if self.found.lost:
-                self._quarantine(copy, self._wal.name)
-            else:
-                copy.unlink()
+            copy.unlink()
+
+    def judged(self) -> None:
+        """Keep the copy of the write-ahead log when rows are missing, else drop it."""
+        if self._copy is not None and self.found.lost:
+            self._quarantine(self._copy, self._wal.name)
+            self._copy = None
+        self._drop_copy()
 
     # ------------------------------------------------------------ opening
     def _copy_wal(self) -> Path | None:
@@ -138,6 +145,7 @@ class Ledger:
         except duckdb.Error as error:
             if self._wal.exists():
                 aside = self._quarantine(self._wal, self._wal.name)
+                self._drop_copy()
                 self.found.say(
                     f"the write-ahead log could not be replayed ({_first(error)}); it is "
                     f"kept as {aside.name} and the last checkpoint was opened"

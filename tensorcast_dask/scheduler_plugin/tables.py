@@ -54,6 +54,9 @@ Cell: TypeAlias = Fact | bytes
 Done: TypeAlias = Callable[[Rows | Fault], None]
 
 _EVENTS: Final = 10_000
+_CLOSING: Final = "the catalog is closing; ask its successor"
+_CLOSE_TURNS: Final = 50
+_CLOSE_TURN_S: Final = 0.02
 _MAX_INT: Final = 1 << 63
 _CONFIG: Final[dict[str, str | bool | int | float | list[str]]] = {
     "threads": 1,
@@ -80,6 +83,7 @@ class Tables:
         self._events: deque[Emit] = deque(maxlen=_EVENTS)
         self._asked: deque[tuple[RunQuery, Done] | None] = deque()
         self._wake = threading.Semaphore(0)
+        self._lock = threading.Lock()
         self._closed = False
         self._thread: threading.Thread | None = None
         self._running: duckdb.DuckDBPyConnection | None = None
@@ -94,28 +98,34 @@ class Tables:
 
     def run(self, query: RunQuery, *, done: Done) -> None:
         """Run one SELECT in the tables' thread; `done` is called from that thread."""
-        if self._closed:
-            done(Fault.of(CatalogUnavailable("the catalog is closing")))
-            return
-        if self._thread is None:
-            self._thread = threading.Thread(
-                target=self._serve, name="tensorcast-sql", daemon=True
-            )
-            self._thread.start()
-        self._asked.append((query, done))
-        self._wake.release()
+        with self._lock:
+            if not self._closed:
+                if self._thread is None:
+                    self._thread = threading.Thread(
+                        target=self._serve, name="tensorcast-sql", daemon=True
+                    )
+                    self._thread.start()
+                self._asked.append((query, done))
+                self._wake.release()
+                return
+        done(Fault.of(CatalogUnavailable(_CLOSING)))
 
     def close(self) -> None:
         """Interrupt what runs and end the thread; blocks shortly."""
-        self._closed = True
-        if self._thread is None:
+        with self._lock:
+            self._closed = True
+            thread = self._thread
+        if thread is None:
             return
         self._asked.append(None)
         self._wake.release()
-        running = self._running
-        if running is not None:
+        # Again and again: an interrupt that comes before its SELECT has begun is lost.
+        for _ in range(_CLOSE_TURNS):
+            thread.join(_CLOSE_TURN_S)
+            running = self._running
+            if not thread.is_alive() or running is None:
+                return
             running.interrupt()
-        self._thread.join(5.0)
 
     # ------------------------------------------------------------ the thread
     def _serve(self) -> None:
@@ -125,7 +135,7 @@ class Tables:
             self._wake.acquire()
             job = self._asked.popleft()
             if job is None:
-                mirror.connection.close()
+                self._running = None
                 return
             query, done = job
             try:
@@ -140,7 +150,7 @@ class Tables:
         text = str(error).partition("\n")[0][:300]
         if isinstance(error, duckdb.InterruptException):
             if self._closed:
-                return CatalogUnavailable("the catalog is closing")
+                return CatalogUnavailable(_CLOSING)
             message = f"the SELECT did not end within {self._timeout_s} s; ask for less"
             return DeadlineExceeded(message)
         return InvalidArgument(f"this SELECT cannot be run: {text}")
@@ -151,6 +161,8 @@ class Tables:
             mirror.take(self._rows.popleft())
         mirror.catch_up()
         mirror.show(query.snapshot, list(self._events))
+        if self._closed:
+            raise CatalogUnavailable(_CLOSING)
         timer = threading.Timer(self._timeout_s, mirror.connection.interrupt)
         timer.daemon = True
         timer.start()

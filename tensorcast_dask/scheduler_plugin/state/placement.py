@@ -2,7 +2,7 @@
 
 Rules:
 
-1. Only live, attended stores that are not being drained are chosen.
+1. Only live, attended stores with an open link that are not being drained are chosen.
 2. Nodes with room come before full ones, then those of the caller's host (bytes there are
    mapped, not moved), then those with more room, then the one that sorts first.
 3. A node that could not hold the bytes if it were empty is never chosen.
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from tensorcast_dask.exceptions import CapacityError, Mismatch
+from tensorcast_dask.exceptions import CapacityError, Mismatch, PeerLost
 from tensorcast_dask.scheduler_plugin.state.nodes import Nodes
 from tensorcast_dask.scheduler_plugin.state.records import NodeRecord
 from tensorcast_dask.tensors.ids import HostId, NodeId
@@ -71,6 +71,7 @@ def choose(
         node
         for node in nodes
         if node.live
+        and node.link
         and node.attended
         and node.is_store
         and not node.draining
@@ -121,6 +122,9 @@ def place(
             raise Mismatch(message)
         return choose(nodes.records.values(), nbytes=nbytes, host=host)
     node = nodes.live(wanted)
+    if not node.link:
+        message = f"node {node.label} has lost its link; try again when it is back"
+        raise PeerLost(message, {"node": node.node})
     if node.is_store != (owner is Owner.SYSTEM):
         kind = "a store" if node.is_store else "a registering process"
         message = f"node {node.label} is {kind} and cannot own these bytes"

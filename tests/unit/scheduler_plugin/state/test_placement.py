@@ -29,7 +29,12 @@ def node(
     )
     use = TierUse(capacity_bytes=capacity, used_bytes=used)
     return NodeRecord(
-        node=card.node, card=card, live=live, attended=attended, uses={Tier.HOST: use}
+        node=card.node,
+        card=card,
+        link=1 if live else 0,
+        live=live,
+        attended=attended,
+        uses={Tier.HOST: use},
     )
 
 
@@ -61,6 +66,12 @@ def test_a_node_that_is_gone_unattended_or_no_store_is_never_chosen() -> None:
     assert best(good, *others, draining) == "z"
     with pytest.raises(CapacityError, match="no node can take"):
         best(*others, draining)
+
+
+def test_a_node_whose_link_is_down_gets_nothing_new() -> None:
+    down = node("a", H1)
+    down.link = 0
+    assert best(down, node("b", H2), host=H1) == "b"
 
 
 def test_what_fits_into_no_node_is_refused_with_the_largest() -> None:

@@ -1,0 +1,249 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from tensorcast_dask.exceptions import (
+    CatalogUnavailable,
+    DeadlineExceeded,
+    InvalidArgument,
+    TensorCastError,
+)
+from tensorcast_dask.scheduler_plugin.state.events import Emit
+from tensorcast_dask.scheduler_plugin.tables import Tables
+from tensorcast_dask.tensors import messages as m
+from tensorcast_dask.tensors.ids import ArtifactId, NodeId
+from tests.kit.catalogs import Desk, Program
+
+LONG = "SELECT count(*) FROM range(10000000) a, range(1000000) b"
+
+
+@dataclass
+class Scene:
+    desk: Desk
+    program: Program
+    tables: Tables
+    told: int = 0
+
+    def sql(self, sql: str, limit: int = 1000) -> list[tuple[object, ...]]:
+        return [*self.rows(sql, limit).rows]
+
+    def rows(self, sql: str, limit: int = 1000) -> m.Rows:
+        self.tables.absorb(tuple(self.desk.rows[self.told :]))
+        self.told = len(self.desk.rows)
+        self.program.ask(m.Query(rid=self.program.rid(), sql=sql, limit=limit))
+        self.desk.flush()
+        return run(self.tables, self.desk, len(self.desk.queries) - 1)
+
+
+def run(tables: Tables, desk: Desk, query: int) -> m.Rows:
+    done, answers = threading.Event(), list[m.Rows | m.Fault]()
+
+    def tell(answer: m.Rows | m.Fault) -> None:
+        answers.append(answer)
+        done.set()
+
+    tables.run(desk.queries[query], done=tell)
+    assert done.wait(20)
+    (answer,) = answers
+    if isinstance(answer, m.Fault):
+        raise answer.error()
+    return answer
+
+
+@pytest.fixture
+def scene() -> Iterator[Scene]:
+    d = Desk()
+    d.node("a")
+    d.node("b")
+    p = d.program()
+    tables = Tables()
+    yield Scene(d, p, tables)
+    tables.close()
+
+
+def test_artifacts_versions_and_replicas_are_what_the_catalog_says(
+    scene: Scene,
+) -> None:
+    p = scene.program
+    first = p.put("x", replicas=2, labels={"team": "rl"})
+    p.put("x", version=-1)
+    p.publish(first.generation)
+    p.put("y")
+    p.create("z")
+    assert scene.sql(
+        "SELECT id, versions, newest, latest FROM artifacts ORDER BY 1"
+    ) == [
+        ("x", 2, 2, 1),
+        ("y", 1, 1, None),
+    ]
+    stages = "SELECT id, version, stage, hosts FROM versions ORDER BY 1, 2"
+    assert scene.sql(stages) == [
+        ("x", 1, "published", 2),
+        ("x", 2, "committed", 1),
+        ("y", 1, "committed", 1),
+        ("z", 1, "creating", 0),
+    ]
+    held = "SELECT node, tier FROM replicas WHERE id = 'x' AND version = 1 ORDER BY 1"
+    assert scene.sql(held) == [("a", "host"), ("b", "host")]
+    assert scene.sql(
+        "SELECT labels->>'$.team' FROM versions WHERE version = 1 AND id='x'"
+    )
+    p.destroy("x")
+    assert scene.sql("SELECT id FROM artifacts") == [("y",)]
+
+
+def test_a_version_on_dead_nodes_only_is_shown_as_lost(scene: Scene) -> None:
+    scene.program.put("x", node=NodeId("a"))
+    scene.desk.nodes[NodeId("a")].lose_link()
+    scene.desk.pass_time(7.0)
+    assert scene.sql("SELECT stage FROM versions") == [("lost",)]
+    assert scene.sql("SELECT node, live FROM leases ORDER BY 1") == [
+        ("a", False),
+        ("b", True),
+    ]
+
+
+def test_pins_aliases_views_operations_transfers_and_events_have_their_tables(
+    scene: Scene,
+) -> None:
+    p = scene.program
+    info = p.put("x", node=NodeId("a"))
+    p.call(m.Pin(rid=p.rid(), generation=info.generation, ttl_s=9.0), m.Pinned)
+    for name in ("al", "old"):
+        p.call(
+            m.SetAlias(rid=p.rid(), name=ArtifactId(name), generation=info.generation),
+            m.AliasState,
+        )
+    p.call(m.SetAlias(rid=p.rid(), name=ArtifactId("old"), generation=0), m.AliasState)  # type: ignore[arg-type]
+    view = m.RegisterView(
+        rid=p.rid(),
+        id=ArtifactId("v"),
+        generation=info.generation,
+        view=b"",
+        index_digest="d",
+        nbytes=1,
+        tensors=1,
+    )
+    p.call(view, m.ArtifactInfo)
+    ensure = m.Ensure(
+        rid=p.rid(), generation=info.generation, node=NodeId("b"), deadline_s=9.0
+    )
+    p.call(ensure, m.Moved)
+    scene.tables.note(Emit(topic="moved", facts={"id": "x"}))
+    assert scene.sql("SELECT id, ttl_s FROM pins") == [("x", 9.0)]
+    assert scene.sql("SELECT name, id FROM aliases") == [("al", "x")]
+    assert scene.sql("SELECT id, base FROM views") == [("v", "x")]
+    assert scene.sql("SELECT kind, via, done_bytes FROM transfers") == [
+        ("prefetch", "tcp", 100)
+    ]
+    assert scene.sql("SELECT topic, facts->>'$.id' FROM events") == [("moved", "x")]
+    assert (
+        scene.sql("SELECT * FROM plans UNION ALL SELECT plan, status FROM steps") == []
+    )
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "",
+        "SELEC 1",
+        "SELECT 1; SELECT 2",
+        "DROP TABLE nodes",
+        "INSERT INTO events VALUES (1, 'a', '{}')",
+        "SET threads = 4",
+        "ATTACH '/tmp/evil.db'",
+        "COPY (SELECT 1) TO '/tmp/evil.csv'",
+        "INSTALL httpfs",
+        "SELECT * FROM read_csv('/etc/passwd')",
+        "SELECT * FROM read_text('/etc/passwd')",
+        "SELECT * FROM '/etc/passwd'",
+        "SELECT * FROM glob('/etc/*')",
+        "SELECT * FROM scene",
+        "WITH gone AS (DELETE FROM nodes RETURNING *) SELECT * FROM gone",
+        "SELECT error('no')",
+    ],
+)
+def test_what_is_more_than_one_select_over_the_tables_is_refused(
+    scene: Scene, sql: str
+) -> None:
+    with pytest.raises(InvalidArgument):
+        scene.sql(sql)
+    assert scene.sql("SELECT count(*) FROM nodes") == [(2,)]
+
+
+def test_rows_over_the_limit_are_cut_and_said_to_be(scene: Scene) -> None:
+    rows = scene.rows("SELECT * FROM range(10) r(n)", limit=3)
+    assert (rows.columns, rows.rows, rows.truncated) == (
+        ("n",),
+        ((0,), (1,), (2,)),
+        True,
+    )
+    assert not scene.rows("SELECT * FROM range(3)", limit=3).truncated
+
+
+def test_every_value_can_be_sent(scene: Scene) -> None:
+    sql = (
+        "SELECT DATE '2026-01-02', [1, 2], 1.5::DECIMAL(3,1), 'x'::BLOB, true, NULL,"
+        " 170141183460469231731687303715884105727, 1e400, {'a': 1}"
+    )
+    (row,) = scene.rows(sql).rows
+    m.encode(m.Rows(columns=(), rows=(row,)))
+    assert row[:6] == ("2026-01-02", "[1, 2]", "1.5", b"x", True, None)
+
+
+def test_a_question_that_takes_too_long_is_ended_and_the_next_one_answered(
+    scene: Scene,
+) -> None:
+    scene.tables = Tables(timeout_s=0.2)
+    scene.told = 0
+    with pytest.raises(DeadlineExceeded):
+        scene.sql(LONG)
+    assert scene.sql("SELECT count(*) FROM nodes") == [(2,)]
+    scene.tables.close()
+
+
+def test_closing_ends_what_runs_and_refuses_what_comes(scene: Scene) -> None:
+    errors: list[TensorCastError] = []
+
+    def ask() -> None:
+        try:
+            scene.sql(LONG)
+        except TensorCastError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    while thread.is_alive():
+        scene.tables.close()
+        thread.join(0.05)
+    with pytest.raises(CatalogUnavailable):
+        scene.sql("SELECT 1")
+    assert isinstance(errors[0], CatalogUnavailable)
+
+
+def test_p33_many_askers_at_once_get_their_own_answers(scene: Scene) -> None:
+    p = scene.program
+    p.put("x")
+    scene.sql("SELECT 1")
+    wrong: list[object] = []
+    for number in range(16):
+        p.ask(m.Query(rid=p.rid(), sql=f"SELECT {number}, count(*) FROM artifacts"))
+    scene.desk.flush()
+    first = len(scene.desk.queries) - 16
+
+    def ask(number: int) -> None:
+        for _ in range(4):
+            rows = run(scene.tables, scene.desk, first + number).rows
+            if rows != ((number, 1),):
+                wrong.append(rows)
+
+    threads = [threading.Thread(target=ask, args=(n,)) for n in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
