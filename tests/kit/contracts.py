@@ -331,6 +331,17 @@ class ArraysContract(abc.ABC):
             finally:
                 os.close(fd)
 
+    def test_a_file_that_takes_only_a_part_is_a_capacity_error(self) -> None:
+        tensors = {str(at): self.array((256,), seed=at) for at in range(100)}
+        index, sources = canonical(tensors)
+        fd = sealed_file(50 << 10)  # half of one call
+        try:
+            with pytest.raises(CapacityError):
+                write_into(sources, index, fd)
+            assert os.pread(fd, 1024, 0) == self.bits(tensors["0"])
+        finally:
+            os.close(fd)
+
     def test_spans_name_the_memory_of_what_is_flat(self) -> None:
         tensors = self.assorted()
         memory, index = stored(tensors)

@@ -172,7 +172,8 @@ class NumpyBackend:
     def make(self, buffer: Buffer, places: Places) -> list[object]:
         """Arrays over the buffer; writable when it is."""
         base = whole_buffer(buffer)
-        dtypes = {dtype.name: numpy_dtype(dtype) for dtype in places.dtypes}
+        kinds = {dtype.name: dtype for dtype in places.dtypes}
+        dtypes = {name: numpy_dtype(dtype) for name, dtype in kinds.items()}
         make = np.ndarray
         columns = zip(places.dtypes, places.shapes, places.offsets, strict=True)
         if places.strides is None:

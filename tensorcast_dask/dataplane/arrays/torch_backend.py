@@ -101,6 +101,13 @@ def _bits(value: torch.Tensor) -> torch.Tensor:
     return value if integer is None else value.view(integer)
 
 
+def _way_of(dtype: DType) -> np.dtype[np.generic]:
+    """Return the numpy dtype on whose back a tensor is made: its own, or one as wide."""
+    if dtype.numpy is not None and not dtype.needs_ml_dtypes:
+        return np.dtype(dtype.numpy)
+    return np.dtype(_CARRIER_OF[dtype.itemsize])
+
+
 class TorchBackend:
     """torch behind the contract of `ArrayBackend`."""
 
@@ -173,26 +180,24 @@ class TorchBackend:
         if base.size and not base.flags.writeable:
             message = "torch tensors need a writable buffer; give a private map"
             raise InvalidArgument(message)
-        wanted = {
-            dtype.name: (_torch_dtype(dtype), np.dtype(_CARRIER_OF[dtype.itemsize]))
-            for dtype in places.dtypes
-        }
+        kinds = {dtype.name: dtype for dtype in places.dtypes}
+        wanted = {name: (_torch_dtype(d), _way_of(d)) for name, d in kinds.items()}
         made: list[object] = []
         strides = places.strides or [None] * len(places.dtypes)
         columns = zip(
             places.dtypes, places.shapes, places.offsets, strides, strict=True
         )
         for dtype, shape, offset, elements in columns:
-            torch_dtype, carrier = wanted[dtype.name]
+            torch_dtype, way = wanted[dtype.name]
             array: AnyArray = np.ndarray(
-                shape, carrier, base, offset, byte_strides(dtype, elements)
+                shape, way, base, offset, byte_strides(dtype, elements)
             )
             if elements is not None and min(elements, default=0) < 0:
                 array = array.copy()
             tensor = torch.from_numpy(array)
-            made.append(
-                tensor if tensor.dtype is torch_dtype else tensor.view(torch_dtype)
-            )
+            if tensor.dtype is not torch_dtype:
+                tensor = tensor.view(torch_dtype)
+            made.append(tensor)
         return made
 
     def refusal(self, target: Source) -> str:
