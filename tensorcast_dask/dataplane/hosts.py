@@ -6,8 +6,9 @@ Rules:
    (boot id, device and inode). The setting `tensorcast.host` overrides it (tests).
 2. The run directory is this uid's own, mode 0700, no symbolic link; anything else is
    refused, never repaired.
-3. A card is written whole or not at all, and believed only while its process lives:
-   the same pid with the same start time.
+3. A card is written whole or not at all, and believed only while its process lives: the
+   same pid with the same start time, or, where a container hides the pid, somebody who
+   listens on its socket.
 4. A path of a unix socket takes at most 100 bytes; the kernel's limit is 107.
 """
 
@@ -146,7 +147,22 @@ def process_start(pid: int) -> int:
 
 def is_alive(card: NodeCard) -> bool:
     """Say whether the very process that wrote the card still runs."""
-    return card.pid > 0 and process_start(card.pid) == card.pid_start != 0
+    if card.pid > 0 and process_start(card.pid) == card.pid_start != 0:
+        return True
+    return bool(card.socket) and _listens(card.socket)
+
+
+def _listens(path: str) -> bool:
+    """Say whether a socket has a listener; the kernel closes it with its process."""
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(0)
+        try:
+            sock.connect(path)
+        except BlockingIOError:
+            return True  # its queue is full
+        except OSError:
+            return False
+    return True
 
 
 def write_card(folder: Path, card: NodeCard) -> None:
@@ -217,6 +233,9 @@ def peer_credentials(sock: socket.socket) -> PeerCredentials:
 class PidWatch:
     """A process to be told about: readable (`fileno`) once it has ended.
 
+    A process of another container, of which the kernel says only that it is hidden (pid
+    0), is never known to have ended; the end of its connection must do.
+
     Parameters
     ----------
     pid : int
@@ -230,7 +249,8 @@ class PidWatch:
     def __init__(self, pid: int, start: int = 0, *, fd: int = -1) -> None:
         self.pid = pid
         self._fd = fd
-        if fd >= 0:
+        self._hidden = pid <= 0
+        if fd >= 0 or self._hidden:
             return
         try:
             self._fd = os.pidfd_open(pid)
@@ -252,19 +272,20 @@ class PidWatch:
         return cls(pid, fd=fd)
 
     def fileno(self) -> int:
-        """Descriptor to poll for reading; -1 when the process was gone already."""
+        """Descriptor to poll for reading; -1 when gone already, or hidden from us."""
         return self._fd
 
     def is_gone(self) -> bool:
-        """Say whether the process has ended."""
+        """Say whether the process is known to have ended."""
         if self._fd < 0:
-            return True
+            return not self._hidden
         poll = select.poll()
         poll.register(self._fd, select.POLLIN)
         return bool(poll.poll(0))
 
     def close(self) -> None:
         """Stop watching; counts as gone from then on."""
+        self._hidden = False
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)

@@ -22,6 +22,7 @@ Rules:
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import signal
@@ -36,8 +37,8 @@ if TYPE_CHECKING:
 
 __all__ = ["MemoryFile", "ignore_sigio", "leases_work", "reopen"]
 
+_FULL: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EFBIG)
 _F_ADD_SEALS: Final = 1033
-_F_GET_SEALS: Final = 1034
 _F_SETSIG: Final = 10
 _SEAL_SHRINK: Final = 2
 _SEAL_GROW: Final = 4
@@ -203,8 +204,11 @@ def _refused_politely() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        message = f"no memory file can be opened ({error}); raise RLIMIT_NOFILE or destroy artifacts"
-        raise CapacityError(message) from error
+        if error.errno in _FULL:
+            message = f"no memory file can be opened ({error}); raise RLIMIT_NOFILE or destroy artifacts"
+            raise CapacityError(message) from error
+        message = f"memory files do not work here ({error}); a store needs Linux with /proc mounted"
+        raise UnsupportedPlatform(message) from error
 
 
 _leases: bool | None = None

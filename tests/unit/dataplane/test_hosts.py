@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -192,3 +193,35 @@ def test_the_peer_of_a_unix_socket_is_known(tmp_path: Path) -> None:
         assert not watch.is_gone()
         watch.close()
         assert watch.is_gone()
+
+
+def test_a_process_hidden_by_a_container_is_never_known_to_have_ended() -> None:
+    watch = PidWatch(0)
+    assert watch.fileno() == -1
+    assert not watch.is_gone()
+    watch.close()
+    assert watch.is_gone()
+
+
+def test_a_store_whose_pid_is_hidden_lives_while_somebody_listens(
+    tmp_path: Path,
+) -> None:
+    tmp_path.chmod(0o700)
+    folder = hosts.node_folder(tmp_path, "hidden")
+    card = msgspec.structs.replace(
+        node_card(socket=hosts.socket_path(folder)), pid=1 << 22, pid_start=1
+    )
+    hosts.write_card(folder, card)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(card.socket)
+        listener.listen(0)
+        assert hosts.cards(tmp_path) == [card]
+        with socket.socket(socket.AF_UNIX) as one, socket.socket(socket.AF_UNIX) as two:
+            for sock in (one, two):  # a full queue is a listener too
+                sock.settimeout(0)
+                with contextlib.suppress(BlockingIOError):
+                    sock.connect(card.socket)
+            assert hosts.is_alive(card)
+        assert hosts.clean_dead(tmp_path) == []
+    assert not hosts.is_alive(card)
+    assert hosts.clean_dead(tmp_path) == ["hidden"]
