@@ -46,6 +46,7 @@ from tensorcast_dask.tensors.messages import (
     ReplicaRecord,
     TaskDone,
     TaskSeen,
+    Tier,
     ToNode,
 )
 
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     from tensorcast_dask.store.identity import Identity
     from tensorcast_dask.store.jobs import Jobs
     from tensorcast_dask.store.movers import Movers
+    from tensorcast_dask.store.state.replicas import Replica
     from tensorcast_dask.tensors.ids import Generation
 
 __all__ = ["LINK_NAME", "Catalog"]
@@ -182,31 +184,37 @@ class Catalog:
         self._greeted = True
         self._identity.greeted(welcome.cluster, welcome.epoch)
         outcomes = self._jobs.greeted(welcome.epoch)
-        records = self._inventory(with_index=welcome.need_index)
-        logger.info(
-            "greeted by catalog epoch %d; %d replicas", welcome.epoch, len(records)
-        )
-        for at in range(0, max(1, len(records)), _INVENTORY_BATCH):
-            batch = records[at : at + _INVENTORY_BATCH]
+        held = self._held()
+        logger.info("greeted by catalog epoch %d; %d copies", welcome.epoch, len(held))
+        for at in range(0, max(1, len(held)), _INVENTORY_BATCH):
             yield Inventory(
-                replicas=tuple(batch), more=at + _INVENTORY_BATCH < len(records)
+                replicas=tuple(
+                    self._record(replica, tier, with_index=welcome.need_index)
+                    for replica, tier in held[at : at + _INVENTORY_BATCH]
+                ),
+                more=at + _INVENTORY_BATCH < len(held),
             )
         yield from outcomes
 
-    def _inventory(self, *, with_index: bool) -> list[ReplicaRecord]:
-        core = self._core
-        with core.lock:
+    def _held(self) -> list[tuple[Replica, Tier]]:
+        """List what is held at this instant; what changes after it is told after it."""
+        with self._core.lock:
             return [
-                record_of(
-                    replica,
-                    copy.tier,
-                    chunk_bytes=core.settings.chunk_bytes,
-                    with_index=with_index,
-                )
-                for replica in core.table.replicas.values()
+                (replica, copy.tier)
+                for replica in self._core.table.replicas.values()
                 for copy in replica.copies
                 if copy.life is Life.COMMITTED
             ]
+
+    def _record(
+        self, replica: Replica, tier: Tier, *, with_index: bool
+    ) -> ReplicaRecord:
+        return record_of(
+            replica,
+            tier,
+            chunk_bytes=self._core.settings.chunk_bytes,
+            with_index=with_index,
+        )
 
     def _renew(self, seq: int) -> Renew:
         return Renew(seq=seq, uses=self._core.uses())

@@ -73,6 +73,7 @@ class Identity:
             pid_start=hosts.process_start(os.getpid()),
             roles=settings.roles,
             labels=settings.labels,
+            tls=link is not None and link.tls is not None,
         )
 
     @property

@@ -55,6 +55,8 @@ logger = logging.getLogger(__name__)
 _TICK_S: Final = 0.1
 _STOP_S: Final = 2.0
 _STALL_S: Final = 30.0
+#: Records are many and in no cycles: looking through them often finds nothing.
+_GC_THRESHOLDS: Final = (20_000, 20, 50)
 _LOOPBACK: Final = "127.0.0.1"
 
 
@@ -258,6 +260,7 @@ def main() -> None:
         logger.exception("the store cannot start")
         raise
     gc.freeze()
+    gc.set_threshold(*_GC_THRESHOLDS)
     logger.info(
         "store %s, pid %d, ready in %.0f ms",
         told.node,

@@ -28,7 +28,7 @@ import msgspec
 import numpy as np
 
 from tensorcast_dask.dataplane import hosts
-from tensorcast_dask.dataplane.auth import LINK, Answerer
+from tensorcast_dask.dataplane.auth import LINK, Answerer, server_tls
 from tensorcast_dask.dataplane.channel import Channel, Credentials, Prefer
 from tensorcast_dask.dataplane.framing import FrameStream
 from tensorcast_dask.dataplane.maps import PrivateMap, WritableMap
@@ -52,13 +52,16 @@ from tensorcast_dask.tensors.messages import (
     Adopt,
     Adopted,
     Commit,
+    DoDrop,
     Done,
+    DoPull,
     End,
     FromNode,
     Hello,
     Inventory,
     LetGo,
     LinkTarget,
+    Location,
     NodeCard,
     NodeHello,
     NodeWelcome,
@@ -75,6 +78,8 @@ from tensorcast_dask.tensors.messages import (
     StoreSettings,
     TaskDone,
     TaskSeen,
+    Tier,
+    TlsFiles,
     ToNode,
     Write,
 )
@@ -205,6 +210,7 @@ class StoreClient:
         role: Role = Role.CLIENT,
         host: HostId | None = None,
         token: bytes = TOKEN,
+        tls: TlsFiles | None = None,
         incarnation: int = 0,
     ) -> None:
         self.card = msgspec.structs.replace(card, incarnation=Incarnation(incarnation))
@@ -213,6 +219,7 @@ class StoreClient:
             credentials=Credentials(
                 cluster=ClusterId(""),
                 token=token,
+                tls=tls,
                 role=role,
                 host=card.host if host is None else host,
             ),
@@ -410,8 +417,14 @@ class CatalogStub:
     """The scheduler plugin's end of links, without a catalog behind it."""
 
     def __init__(
-        self, *, lease_ttl_s: float = 5.0, epoch: int = 1, port: int = 0
+        self,
+        *,
+        lease_ttl_s: float = 5.0,
+        epoch: int = 1,
+        port: int = 0,
+        tls: TlsFiles | None = None,
     ) -> None:
+        self.tls = tls
         self.lease_ttl_s = lease_ttl_s
         self.epoch = Epoch(epoch)
         self.renewing = True
@@ -435,6 +448,7 @@ class CatalogStub:
             cluster=CLUSTER,
             token=TOKEN,
             epoch=self.epoch,
+            tls=self.tls,
         )
 
     def close(self) -> None:
@@ -487,6 +501,48 @@ class CatalogStub:
             raise found.fault.error()
         return found
 
+    def drop(self, node: NodeId, gen: Generation, **more: Any) -> TaskDone:
+        """Have a node drop a generation."""
+        task = self.order(node, lambda t: DoDrop(task=t, generation=gen, **more))
+        return self.done(node, task)
+
+    def start_pull(
+        self,
+        target: NodeCard,
+        gen: Generation,
+        nbytes: int,
+        *sources: NodeCard,
+        deadline_s: float = 20.0,
+        tier: Tier = Tier.HOST,
+    ) -> int:
+        """Have a node begin to pull a generation from others; the task."""
+        known = [self.link(card.node).hello.card for card in sources]
+        return self.order(
+            target.node,
+            lambda task: DoPull(
+                task=task,
+                generation=gen,
+                id=ArtifactId(f"a/{gen}"),
+                version=Version(1),
+                nbytes=nbytes,
+                tier=tier,
+                sources=tuple(Location(card=card, tier=Tier.HOST) for card in known),
+                deadline_s=deadline_s,
+            ),
+        )
+
+    def pull(
+        self,
+        target: NodeCard,
+        gen: Generation,
+        nbytes: int,
+        *sources: NodeCard,
+        **how: Any,
+    ) -> TaskDone:
+        """Have a node pull a generation from others, and wait for it."""
+        task = self.start_pull(target, gen, nbytes, *sources, **how)
+        return self.done(target.node, task, within_s=40.0)
+
     def heard(self, node: NodeId, kind: type[M]) -> list[M]:
         """Return all messages of a kind that a node has ever sent."""
         with self._lock:
@@ -510,6 +566,8 @@ class CatalogStub:
             thread.start()
 
     def _serve(self, sock: socket.socket) -> None:
+        if self.tls is not None:
+            sock = server_tls(self.tls).wrap_socket(sock, server_side=True)
         stream = FrameStream(sock, peer="a node", stall_s=10.0)
         link: NodeLink | None = None
         try:

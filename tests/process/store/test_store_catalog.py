@@ -15,9 +15,8 @@ from typing import Any
 import pytest
 
 from tensorcast_dask.exceptions import CapacityError, Gone, NotFound, StaleOwner
-from tensorcast_dask.tensors.ids import ArtifactId, Generation, NodeId, Version
+from tensorcast_dask.tensors.ids import ArtifactId, Generation, Version
 from tensorcast_dask.tensors.messages import (
-    DoDrop,
     DoEnd,
     DoLoad,
     DoMark,
@@ -31,7 +30,6 @@ from tensorcast_dask.tensors.messages import (
     Renew,
     ReplicaDropped,
     ReplicaReady,
-    TaskDone,
     Tier,
 )
 from tests.kit.eventually import eventually, never
@@ -54,46 +52,6 @@ def stub() -> Iterator[CatalogStub]:
     made = CatalogStub(lease_ttl_s=2.0)
     yield made
     made.close()
-
-
-def drop(stub: CatalogStub, node: NodeId, gen: Generation, **more: object) -> TaskDone:
-    """Have a node drop a generation."""
-    task = stub.order(
-        node,
-        lambda task: DoDrop(task=task, generation=gen, **more),  # type: ignore[arg-type]
-    )
-    return stub.done(node, task)
-
-
-def pull(
-    stub: CatalogStub,
-    target: NodeCard,
-    gen: Generation,
-    nbytes: int,
-    *sources: NodeCard,
-    deadline_s: float = 20.0,
-    tier: Tier = Tier.HOST,
-) -> TaskDone:
-    """Have a node pull a generation from others."""
-    task = stub.order(
-        target.node,
-        lambda task: DoPull(
-            task=task,
-            generation=gen,
-            id=ArtifactId(f"a/{gen}"),
-            version=Version(1),
-            nbytes=nbytes,
-            tier=tier,
-            sources=tuple(Location(card=card, tier=Tier.HOST) for card in sources),
-            deadline_s=deadline_s,
-        ),
-    )
-    return stub.done(target.node, task, within_s=deadline_s + 10.0)
-
-
-def with_port(stub: CatalogStub, card: NodeCard) -> NodeCard:
-    """Return a card that knows the data port."""
-    return stub.link(card.node).hello.card
 
 
 # ------------------------------------------------------------------ greeting
@@ -219,7 +177,7 @@ def test_no_lease_is_lost_while_bytes_move(stores: Stores) -> None:
         nbytes = 128 * MIB
         with StoreClient(source) as client, StoreClient(target) as other:
             gen = client.put(bytes(nbytes))
-            pull(stub, target, gen, nbytes, with_port(stub, source))
+            stub.pull(target, gen, nbytes, source)
             assert other.state()["lease_left_s"] > 0.0
             assert len(stub.heard(target.node, Inventory)) == 1
     finally:
@@ -235,7 +193,7 @@ def test_a_mapped_result_keeps_its_values_when_the_artifact_is_destroyed(
     with StoreClient(card) as client:
         gen = client.put(data)
         held = client.open(gen)
-        drop(stub, card.node, gen, final=True)
+        stub.drop(card.node, gen, final=True)
         with pytest.raises(Gone):
             client.open(gen)
         assert client.host()["lingering_bytes"] == 4 * MIB
@@ -254,7 +212,7 @@ def test_a_freed_segment_is_used_again_only_when_nobody_has_it(
     with StoreClient(card) as client:
         gen = client.put(content(4 * MIB))
         held = client.open(gen)
-        drop(stub, card.node, gen)
+        stub.drop(card.node, gen)
         reserved, fd = client.reserve(generation(), 4 * MIB)
         assert not reserved.warm
         os.close(fd)
@@ -271,8 +229,8 @@ def test_a_destroyed_generation_never_comes_back_and_a_dropped_one_may(
     card = stores.start(link=stub.target)
     with StoreClient(card) as client:
         destroyed, evicted = (client.put(content(100)) for _ in range(2))
-        drop(stub, card.node, destroyed, final=True)
-        drop(stub, card.node, evicted)
+        stub.drop(card.node, destroyed, final=True)
+        stub.drop(card.node, evicted)
         for gen in (destroyed, evicted):
             with pytest.raises(Gone):
                 client.read(gen)
@@ -280,7 +238,7 @@ def test_a_destroyed_generation_never_comes_back_and_a_dropped_one_may(
             client.put(content(100), destroyed)
         client.put(content(100), evicted)
         assert client.read(evicted) == content(100)
-        drop(stub, card.node, generation(), final=True)  # unknown: fine
+        stub.drop(card.node, generation(), final=True)  # unknown: fine
 
 
 def test_destroy_works_while_the_artifact_is_being_put(
@@ -290,7 +248,7 @@ def test_destroy_works_while_the_artifact_is_being_put(
     with StoreClient(card) as client:
         gen = generation()
         _, fd = client.reserve(gen, 4 * MIB)
-        drop(stub, card.node, gen, final=True)
+        stub.drop(card.node, gen, final=True)
         assert client.host()["reserved_bytes"] == 0
         client.fill(fd, content(4 * MIB))
         with pytest.raises((Gone, NotFound)):
@@ -355,11 +313,11 @@ def test_a_replica_is_pulled_bit_for_bit_over_tcp(
     source, target = pair(stores, stub)
     with StoreClient(source) as one, StoreClient(target) as two:
         gen = one.put(content(nbytes))
-        done = pull(stub, target, gen, nbytes, with_port(stub, source))
+        done = stub.pull(target, gen, nbytes, source)
         assert (done.via, done.moved_bytes) == ("tcp", nbytes)
         assert two.read(gen) == content(nbytes)
         assert done.sources == ((source.node,) if nbytes else ())
-        again = pull(stub, target, gen, nbytes, with_port(stub, source))
+        again = stub.pull(target, gen, nbytes, source)
         assert again.via == "here"
         state = two.state()
         assert state["busy"] == dict.fromkeys(state["busy"], 0)
@@ -372,10 +330,10 @@ def test_a_pull_into_a_used_segment_is_bit_for_bit_too(
     with StoreClient(source) as one, StoreClient(target) as two:
         old = two.put(content(4 * MIB, 7))
         two.read(old)
-        drop(stub, target.node, old)
+        stub.drop(target.node, old)
         gen = one.put(content(4 * MIB, 8))
         eventually(lambda: two.host()["warm_bytes"] == 4 * MIB, within_s=5.0)
-        pull(stub, target, gen, 4 * MIB, with_port(stub, source))
+        stub.pull(target, gen, 4 * MIB, source)
         assert two.read(gen) == content(4 * MIB, 8)
         assert two.host()["warm_bytes"] == 0
 
@@ -386,7 +344,7 @@ def test_a_node_of_the_same_host_is_shared_and_not_copied(
     source, target = (stores.start(link=stub.target) for _ in range(2))
     with StoreClient(source) as one, StoreClient(target) as two:
         gen = one.put(content(8 * MIB))
-        done = pull(stub, target, gen, 8 * MIB, with_port(stub, source))
+        done = stub.pull(target, gen, 8 * MIB, source)
         assert (done.via, done.moved_bytes) == ("shm", 0)
         ready = stub.heard(target.node, ReplicaReady)[-1]
         assert ready.shared_with == source.node
@@ -396,10 +354,10 @@ def test_a_node_of_the_same_host_is_shared_and_not_copied(
         assert bytes(mine.data) == content(8 * MIB) == bytes(theirs.data)
         del mine, theirs
         # The memory outlives the node it came from.
-        drop(stub, source.node, gen)
+        stub.drop(source.node, gen)
         stores.kill(source)
         assert two.read(gen) == content(8 * MIB)
-        drop(stub, target.node, gen)
+        stub.drop(target.node, gen)
         assert two.host()["shared_bytes"] == 0
 
 
@@ -409,7 +367,7 @@ def test_small_replicas_are_copied_between_nodes_of_one_host(
     source, target = (stores.start(link=stub.target) for _ in range(2))
     with StoreClient(source) as one, StoreClient(target) as two:
         gen = one.put(content(1000))
-        pull(stub, target, gen, 1000, with_port(stub, source))
+        stub.pull(target, gen, 1000, source)
         assert two.read(gen) == content(1000)
         assert two.host()["shared_bytes"] == 0
 
@@ -422,7 +380,7 @@ def test_a_pull_of_what_nobody_has_ends_typed_and_leaves_nothing(
         stub.link(target.node)
         baseline = two.state()
         with pytest.raises(NotFound):
-            pull(stub, target, generation(), MIB, with_port(stub, source))
+            stub.pull(target, generation(), MIB, source)
         after = two.state()
         for key in ("busy", "generations", "segments", "resident_bytes"):
             assert after[key] == baseline[key]
@@ -447,7 +405,6 @@ def test_a_source_that_dies_or_stops_mid_pull_is_left_for_another_or_ends_typed(
     for card in sources:
         with StoreClient(card) as client:
             client.put(data, gen)
-    known = [with_port(stub, card) for card in sources]
     with StoreClient(target) as two:
         baseline = two.state()
         task = stub.order(
@@ -459,7 +416,7 @@ def test_a_source_that_dies_or_stops_mid_pull_is_left_for_another_or_ends_typed(
                 version=Version(1),
                 nbytes=nbytes,
                 tier=Tier.HOST,
-                sources=tuple(Location(card=card, tier=Tier.HOST) for card in known),
+                sources=tuple(Location(card=card, tier=Tier.HOST) for card in sources),
                 deadline_s=8.0,
             ),
         )
@@ -585,7 +542,7 @@ def test_when_no_tier_has_room_the_put_is_refused_and_all_stays_readable(
         for n, gen in enumerate(gens):
             assert client.read(gen) == content(MIB, n)
         for gen in gens[:10]:
-            drop(stub, card.node, gen, final=True)
+            stub.drop(card.node, gen, final=True)
         client.put(content(MIB, 500))
 
 
