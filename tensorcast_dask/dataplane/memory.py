@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pickle import PickleBuffer  # a view of raw bytes; nothing is pickled
@@ -124,6 +125,14 @@ def flat(buffer: Any) -> memoryview:  # noqa: ANN401
 _pools: dict[int, ThreadPoolExecutor] = {}
 
 
+#: `inside` is set in the pool's threads.
+_worker = threading.local()
+
+
+def _enter() -> None:
+    _worker.inside = True
+
+
 def _forget_pools() -> None:
     _pools.clear()
 
@@ -137,16 +146,17 @@ def run_parallel(
 ) -> None:
     """Run `jobs` on the pool and wait for all; the first error is raised after that.
 
-    Jobs must not call this themselves: a full pool would wait for itself.
+    A job that calls this itself runs its own jobs one after the other: a full pool must
+    not wait for itself.
     """
-    if len(jobs) <= 1 or threads <= 1:
+    if len(jobs) <= 1 or threads <= 1 or getattr(_worker, "inside", False):
         for job in jobs:
             job()
         return
     pool = _pools.get(threads)
     if pool is None:
         pool = _pools[threads] = ThreadPoolExecutor(
-            threads, thread_name_prefix="tensorcast-copy"
+            threads, thread_name_prefix="tensorcast-copy", initializer=_enter
         )
     futures = [pool.submit(job) for job in jobs]
     errors = [error for f in futures if (error := f.exception()) is not None]

@@ -123,6 +123,14 @@ def test_the_first_error_of_parallel_jobs_is_raised_after_all_ran() -> None:
     assert sorted(ran) == [0, 1, 2, 3]
 
 
+def test_jobs_that_copy_in_pieces_themselves_do_not_wait_for_ever() -> None:
+    source = bytes(40 << 20)
+    targets = [bytearray(len(source)) for _ in range(4)]
+    jobs = [lambda t=t: memory.copy(t, source, threads=2) for t in targets]
+    memory.run_parallel(jobs, threads=2)
+    assert all(target == source for target in targets)
+
+
 def test_long_hashes_and_copies_let_other_threads_run() -> None:
     """While the GIL were held, the other thread could not count at all."""
     data = bytearray(128 << 20)
