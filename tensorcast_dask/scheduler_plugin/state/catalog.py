@@ -11,6 +11,8 @@ were given, downwards only:
 
 from __future__ import annotations
 
+from typing import Final
+
 from tensorcast_dask.scheduler_plugin.state.changes import Changes
 from tensorcast_dask.scheduler_plugin.state.creations import Creations
 from tensorcast_dask.scheduler_plugin.state.endings import Endings
@@ -61,7 +63,11 @@ from tensorcast_dask.tensors.messages import (
     SessionOpen,
 )
 
-__all__ = ["Catalog"]
+__all__ = ["NODE_KEPT_S", "Catalog"]
+
+
+#: How long a node that is gone, and that nothing points to, is still known by name.
+NODE_KEPT_S: Final = 3600.0
 
 
 class Catalog:
@@ -205,6 +211,8 @@ class Catalog:
             self.said = "; ".join(filter(None, [self.said, *said[:20]]))
         for session in self.outcomes.sessions():
             self.sessions.forget_later(session)
+        for node in self.nodes.records.values():
+            self._forget_later(node)
         if self.said:
             self.outbox.log("warning", f"recovery: {self.said}")
         if self.names.versions:
@@ -241,6 +249,15 @@ class Catalog:
         self.creations.node_gone(node)
         self.replicas.suspect(node)
         self.tasks.lapsed(node)
+        self._forget_later(node)
+
+    def _forget_later(self, node: NodeRecord) -> None:
+        def forget() -> None:
+            known = self.nodes.records.get(node.node) is node
+            if known and not node.live and node.node not in self.replicas.by_node:
+                self.nodes.forget(node)
+
+        self.timers.at(self.outbox.now_s + NODE_KEPT_S, forget)
 
     # ------------------------------------------------------------ state
     def debug_state(self) -> dict[str, Fact]:

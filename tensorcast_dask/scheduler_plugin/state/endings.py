@@ -167,11 +167,11 @@ class Endings:
                 one_less()
 
     def _end(self, record: VersionRecord, caller: Caller) -> Ending:
-        targets = {node.node: node for node in self._moves.record_gone(record)}
-        for name in record.holders:
-            targets[name] = self._nodes.records[name]
+        targets = {name: self._nodes.records[name] for name in record.holders}
         self._pins.remove(record.generation)
         self._replicas.erase(record)
+        for node in self._moves.record_gone(record):
+            targets[node.node] = node
         self._inventories.ended(record.generation)
         ending = Ending(record=record, seq=self._outbox.here, nodes=targets)
         self._open[record.generation] = ending

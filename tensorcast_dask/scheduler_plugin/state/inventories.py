@@ -5,8 +5,8 @@ Rules:
 1. A node's first words after joining are its inventory. Until it is complete its replicas
    of an earlier life are suspect.
 2. A record counts for a version only when generation, id, version and index agree.
-3. Leftovers are reported, then dropped; see `Replicas` rule 4. A rebuilt catalog takes
-   back no version that was destroyed in its own life.
+3. Leftovers are reported, then dropped; unless the journal lost rows: then versions of
+   earlier lives are taken back, but none that was destroyed in this one.
 """
 
 from __future__ import annotations
@@ -170,6 +170,8 @@ class Inventories:
         """Take a version back from a replica, when the journal lost it."""
         if not self.rebuilding or one.generation in self._ended or not one.index:
             return None
+        if one.generation >> 40 >= self._names.numbers.epoch:
+            return None  # of this life: given back, never committed
         artifact = self._names.artifacts.get(one.id)
         taken = artifact is not None and one.version in artifact.versions
         if taken or one.id in self._names.aliases or one.version <= 0:

@@ -40,6 +40,7 @@ class Spreads:
     """The making of wanted copies."""
 
     def __init__(self, ground: Ground, moves: Moves) -> None:
+        self._names = ground.names
         self._nodes = ground.nodes
         self._holders = ground.holders
         self._moves = moves
@@ -62,7 +63,7 @@ class Spreads:
 
     def _go_on(self, spread: Spread) -> None:
         record = spread.record
-        while spread.then is not None:
+        while spread.then is not None and record.generation in self._names.versions:
             hosts = self._holders.hosts(record)
             if len(hosts) + spread.open >= record.replicas:
                 break

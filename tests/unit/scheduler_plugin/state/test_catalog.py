@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from tensorcast_dask.scheduler_plugin.state.catalog import Catalog
+from tensorcast_dask.scheduler_plugin.state.catalog import NODE_KEPT_S, Catalog
 from tensorcast_dask.scheduler_plugin.state.events import (
     CatalogSettings,
     JournalBack,
@@ -79,3 +79,26 @@ def test_the_same_events_make_the_same_instructions() -> None:
         return said
 
     assert run() == run()
+
+
+def test_a_node_that_does_not_come_back_is_forgotten_unless_something_points_to_it() -> (
+    None
+):
+    d = Desk()
+    a = d.node("a")
+    d.node("b")
+    p = d.program()
+    p.put("x", node=a.node)
+    for node in d.nodes.values():
+        node.lose_link()
+    d.pass_time(10.0)
+    assert d.catalog.debug_state()["nodes_known"] == 2
+    d.now_s += NODE_KEPT_S
+    d.tell(TimePassed())
+    d.flush()
+    assert list(d.catalog.nodes.records) == ["a"]
+    d = d.restart()
+    d.tell(TimePassed())
+    assert list(d.catalog.nodes.records) == ["a"]
+    a.join()
+    assert p.open().resolve("x").version == 1

@@ -207,3 +207,25 @@ def test_a_released_registration_is_gone() -> None:
     with pytest.raises(Gone):
         p.locate(info.generation)
     assert owner.held == {}
+
+
+def test_a_destroy_while_copies_are_made_starts_no_further_copy() -> None:
+    d = Desk()
+    nodes = [d.node(name, obedient=False) for name in ("a", "b", "c", "d")]
+    p = d.program()
+    created = p.create("x", replicas=3)
+    p.fill("x", created)
+    commit = m.CommitCreated(
+        rid=p.rid(), generation=created.generation, deadline_s=60.0
+    )
+    rid = p.ask(commit)
+    ended = p.ask(destroy(p, "x"))
+    with pytest.raises(Gone):
+        p.result(rid, m.ArtifactInfo)
+    for _ in range(3):
+        for node in nodes:
+            node.obey_all()
+    d.flush()
+    assert p.result(ended, m.Destroyed).versions == (1,)
+    assert all(node.held == {} for node in nodes)
+    assert d.catalog.debug_state()["moves"] == 0

@@ -171,3 +171,19 @@ def test_what_is_ready_while_an_inventory_arrives_counts_as_claimed() -> None:
     a.say(m.ReplicaReady(record=record))
     a.say(m.Inventory(replicas=()))
     assert p.locate(info.generation) == [a.node]
+
+
+def test_a_rebuilt_catalog_does_not_commit_what_its_own_writers_gave_back() -> None:
+    d = Desk().restart(lost=True)
+    a = d.node("a")
+    p = d.program()
+    created = p.create("x")
+    p.fill("x", created)
+    stale = dict(a.held)
+    abort = m.AbortCreated(rid=p.rid(), generation=created.generation)
+    p.call(abort, type(None))
+    a.held = stale
+    a.join()
+    assert a.held == {}
+    with pytest.raises(NotFound):
+        p.resolve("x")
