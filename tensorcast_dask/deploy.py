@@ -7,13 +7,16 @@
 
 from __future__ import annotations
 
+import inspect
 import pickle
 from typing import TYPE_CHECKING, Any
 
+from tensorcast_dask.exceptions import CatalogUnavailable
 from tensorcast_dask.scheduler_plugin.installation import ABOUT_OP, About
 from tensorcast_dask.scheduler_plugin.plugin import PLUGIN_NAME, CatalogPlugin
 from tensorcast_dask.store.ends import grant_of
 from tensorcast_dask.store.launch import launch
+from tensorcast_dask.worker_plugin import capsule
 from tensorcast_dask.worker_plugin.nanny import NANNY_PLUGIN_NAME, MemoryCheckPlugin
 from tensorcast_dask.worker_plugin.plugin import WORKER_PLUGIN_NAME, NodePlugin
 
@@ -37,9 +40,30 @@ def make_plugins(about: About) -> tuple[tuple[str, bytes], tuple[str, bytes]]:
     )
     nanny_plugin = MemoryCheckPlugin(about.tree, about.arguments)
     return (
-        (WORKER_PLUGIN_NAME, pickle.dumps(worker_plugin)),
-        (NANNY_PLUGIN_NAME, pickle.dumps(nanny_plugin)),
+        (WORKER_PLUGIN_NAME, _packed(worker_plugin, WORKER_PLUGIN_NAME, worker=True)),
+        (NANNY_PLUGIN_NAME, _packed(nanny_plugin, NANNY_PLUGIN_NAME, worker=False)),
     )
+
+
+class _Capsule:
+    """Pickles as the text of `worker_plugin.capsule`, which opens it on arrival."""
+
+    def __init__(self, inner: bytes, name: str, *, worker: bool) -> None:
+        self._space = {
+            "text": inspect.getsource(capsule),
+            "space": {"__name__": "tensorcast_capsule"},
+            "inner": inner,
+            "name": name,
+            "worker": worker,
+        }
+
+    def __reduce__(self) -> tuple[object, tuple[str, dict[str, object]]]:
+        opened = "space['open_capsule'](inner, name=name, worker=worker)"
+        return eval, (f"[exec(text, space), {opened}][1]", self._space)
+
+
+def _packed(plugin: object, name: str, *, worker: bool) -> bytes:
+    return pickle.dumps(_Capsule(pickle.dumps(plugin), name, worker=worker))
 
 
 def scheduler_plugin(arguments: Tree | None = None) -> CatalogPlugin:
@@ -73,17 +97,29 @@ async def install(client: Client, arguments: Tree | None = None) -> None:
 
     Raises
     ------
+    CatalogUnavailable
+        When the scheduler cannot load the plugin, or its catalog cannot be started.
     Mismatch
         When the scheduler runs another release of this package.
     """
-    # The scheduler's own operation: `client.register_plugin` would do the same, and
-    # warn about a name it already has.
     assert client.scheduler is not None, "install: a connected client has a scheduler"
-    await client.scheduler.register_scheduler_plugin(
-        plugin=pickle.dumps(scheduler_plugin(arguments)),
-        name=PLUGIN_NAME,
-        idempotent=True,
-    )
+    try:
+        await client.scheduler.register_scheduler_plugin(
+            plugin=pickle.dumps(scheduler_plugin(arguments)),
+            name=PLUGIN_NAME,
+            idempotent=True,
+        )
+    except (ImportError, AttributeError) as error:
+        message = (
+            f"the scheduler cannot load this package ({error}); install tensorcast_dask "
+            "there, in the release that is here"
+        )
+        raise CatalogUnavailable(message) from error
+    except OSError as error:
+        message = (
+            f"the scheduler went away during the installation ({error}); try again"
+        )
+        raise CatalogUnavailable(message) from error
 
 
 async def about(client: Client) -> dict[str, Any] | None:

@@ -67,6 +67,7 @@ class Process:
             self._popen = subprocess.Popen(
                 argv,
                 env=env,
+                cwd=log.parent,  # nothing is importable by chance
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
@@ -171,12 +172,12 @@ class Cluster:
             word for key, path in self.tls.items() for word in (f"--tls-{key}", path)
         ]
 
-    def start_scheduler(self) -> Process:
+    def start_scheduler(self, env: dict[str, str] | None = None) -> Process:
         """Start a scheduler on this cluster's port."""
         words = ["--host", self.address, "--no-dashboard", *self._tls_words()]
         if self.preload:
             words += ["--preload", "tensorcast_dask.deploy"]
-        self.scheduler = self._spawn("scheduler", *words)
+        self.scheduler = self._spawn("scheduler", *words, env=env)
         return self.scheduler
 
     def start_worker(

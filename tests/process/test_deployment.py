@@ -9,8 +9,8 @@ import pytest
 from distributed import Client
 from distributed.security import Security
 
-from tensorcast_dask.deploy import install
-from tensorcast_dask.exceptions import TensorCastError
+from tensorcast_dask.deploy import about, install
+from tensorcast_dask.exceptions import CatalogUnavailable, TensorCastError
 from tensorcast_dask.tensors.messages import NodeCard
 from tests.kit.clusters import Cluster
 from tests.kit.loops import on_loop
@@ -62,6 +62,47 @@ def test_a_client_installs_what_a_preload_would_have(folder: Path) -> None:
         assert node.card.mapping
         cluster.start_worker(name="b")
         cluster.wait_for_nodes(2, attended=2)
+
+
+@pytest.mark.parametrize("nanny", [True, False], ids=["nanny", "no-nanny"])
+def test_a_worker_that_cannot_load_the_plugin_computes_on_and_says_why(
+    folder: Path, nanny: bool
+) -> None:
+    with Cluster(folder, SETTINGS) as cluster:
+        cluster.start_scheduler()
+        cluster.start_worker(name="bare", nanny=nanny, env={"PYTHONPATH": ""})
+        with Client(cluster.address) as client:
+            assert client.submit(int, "1").result(timeout=30) == 1
+            events = [event for _, event in client.get_events("tensorcast")]
+            failed = [e for e in events if e.get("topic") == "worker_failed"]
+            assert "No module named 'tensorcast_dask'" in failed[0]["why"]
+        cluster.start_worker(name="whole", nanny=False)
+        (node,) = cluster.wait_for_nodes(1, attended=1)
+        assert node.card.name == "whole"
+
+
+def test_a_scheduler_that_cannot_load_the_plugin_is_a_typed_error(folder: Path) -> None:
+    with Cluster(folder, SETTINGS, preload=False) as cluster:
+        cluster.start_scheduler(env={"PYTHONPATH": ""})
+
+        @on_loop
+        async def refused() -> None:
+            async with Client(cluster.address, asynchronous=True) as client:
+                assert await about(client) is None
+                with pytest.raises(CatalogUnavailable, match="install tensorcast_dask"):
+                    await install(client)
+
+        refused()
+
+
+def test_what_happens_is_told_on_a_topic_of_dask(folder: Path) -> None:
+    with Cluster(folder, SETTINGS) as cluster:
+        cluster.start_scheduler()
+        cluster.start_worker(name="a", nanny=False)
+        cluster.wait_for_nodes(1, attended=1)
+        with Client(cluster.address) as client:
+            topics = [event["topic"] for _, event in client.get_events("tensorcast")]
+        assert {"node_joined", "worker_store"} <= set(topics)
 
 
 def test_a_store_is_detached_from_everything_of_its_starter(folder: Path) -> None:
