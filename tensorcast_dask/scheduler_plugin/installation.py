@@ -41,7 +41,7 @@ from tensorcast_dask.scheduler_plugin.state.events import (
 )
 from tensorcast_dask.scheduler_plugin.tables import Tables
 from tensorcast_dask.tensors.ids import NodeId
-from tensorcast_dask.tensors.messages import LinkTarget
+from tensorcast_dask.tensors.messages import DoEnd, DoLinger, LinkTarget
 from tensorcast_dask.version import __version__
 
 if TYPE_CHECKING:
@@ -122,8 +122,8 @@ class Installation:
         self._failure: BaseException | None = None
         self._restarting_until_s = 0.0
         self._closed = False
-        #: Nodes to be kept once their workers leave them, and why.
-        self._kept: dict[NodeId, str] = {}
+        #: What nodes are to be told once they are there, or left by their workers.
+        self._due: dict[NodeId, DoEnd | DoLinger] = {}
         self.service: CatalogService | None = None
         self.settings: Settings | None = None
         self.about: About | None = None
@@ -292,25 +292,39 @@ class Installation:
 
     def keep(self, node: NodeId, why: str) -> None:
         """Have a node live on for `orphan_ttl` from when its worker leaves it."""
-        self._kept[node] = why
+        assert self.settings is not None, "installation: kept nothing before its start"
+        self._due[node] = DoLinger(ttl_s=self.settings.orphan_ttl_s, why=why)
+        self._say_what_is_due(node)
+
+    def end(self, node: NodeId, why: str) -> None:
+        """Have a node end, now or when it is next heard of."""
+        self._due[node] = DoEnd(why=why)
+        self._say_what_is_due(node)
+
+    def _say_what_is_due(self, node: NodeId) -> None:
         if self.service is not None:
             for link, card in self.service.cards().items():
                 if card.node == node:
                     self._joined(link, card)
 
     def _joined(self, link: int, card: NodeCard) -> None:
-        """Extend the life of a node that has just been left, where that is promised.
+        """Tell a node what is due, if anything is.
 
-        A store greets the catalog anew when its worker lets it go: only then is there
-        anything to extend.
+        A store greets the catalog anew when its worker lets it go: only then is there a
+        rest of its life to extend.
         """
-        if card.worker or self.service is None or self.settings is None:
+        if self.service is None or self.settings is None:
             return
-        why = self._kept.pop(card.node, "")
-        if time.monotonic() < self._restarting_until_s:
-            why = why or "the workers restart"
-        if why:
-            self.service.linger(link, self.settings.orphan_ttl_s, why)
+        due = self._due.get(card.node)
+        if due is None and not card.worker and self._restarts():
+            ttl_s = self.settings.orphan_ttl_s
+            due = DoLinger(ttl_s=ttl_s, why="the workers restart")
+        if due is not None and (isinstance(due, DoEnd) or not card.worker):
+            self._due.pop(card.node, None)
+            self.service.links.send(link, due)
+
+    def _restarts(self) -> bool:
+        return time.monotonic() < self._restarting_until_s
 
     async def before_close(self) -> None:
         """Tell workers, then stores, that the cluster closes (rule 3)."""

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from tensorcast_dask.scheduler_plugin import dask_private
 from tensorcast_dask.scheduler_plugin.state.events import WorkerGone
-from tensorcast_dask.tensors.messages import DoEnd, Drained, DrainNode
+from tensorcast_dask.tensors.messages import Drained, DrainNode
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -51,11 +51,13 @@ class _Owner(Protocol):
     def keep(self, node: NodeId, why: str) -> None:
         """Have a node live on once its worker leaves it."""
 
+    def end(self, node: NodeId, why: str) -> None:
+        """Have a node end."""
+
 
 class _Left(NamedTuple):
     """A node after its draining."""
 
-    link: int
     node: NodeId
     empty: bool
 
@@ -120,22 +122,19 @@ class Retiring:
         service, settings = self._owner.service, self._owner.settings
         if service is None or settings is None:
             return {}
-        cards = {card.worker: (link, card) for link, card in service.cards().items()}
+        cards = {card.worker: card for card in service.cards().values()}
         leaving = [address for address in going if address in cards]
         if not cards.keys() - set(leaving) - {""}:
             return {}  # rule 3
         for address in leaving:  # none of them is a place for another's bytes
             service.tell(WorkerGone(address=address))
         left = await asyncio.gather(
-            *(
-                self._drain_one(service, settings, *cards[address])
-                for address in leaving
-            )
+            *(self._drain_one(service, settings, cards[address]) for address in leaving)
         )
         return dict(zip(leaving, left, strict=True))
 
     async def _drain_one(
-        self, service: CatalogService, settings: Settings, link: int, card: NodeCard
+        self, service: CatalogService, settings: Settings, card: NodeCard
     ) -> _Left:
         answer = await service.ask(
             lambda rid: DrainNode(
@@ -149,19 +148,18 @@ class Retiring:
         if not empty:
             log.warning("worker %s retires with bytes left: %s", card.worker, answer)
             self._spared[card.worker] = time.monotonic() + SPARED_S
-        return _Left(link=link, node=card.node, empty=empty)
+        return _Left(node=card.node, empty=empty)
 
     async def _finish(self, drained: dict[str, _Left], retired: Any) -> None:  # noqa: ANN401
         """End the stores that were emptied, keep the others for a while (rules 2 and 4)."""
-        service = self._owner.service
-        if service is None or not isinstance(retired, dict):
+        if self._owner.service is None or not isinstance(retired, dict):
             return
         stayed = [address for address in drained if address not in retired]
         for address, left in drained.items():
             if address not in retired:
                 continue
             if left.empty:
-                service.links.send(left.link, DoEnd(why="its worker retired"))
+                self._owner.end(left.node, "its worker retired")
             else:
                 self._owner.keep(left.node, "its worker retired with bytes left")
         # Dask kept these: they take placements again.
