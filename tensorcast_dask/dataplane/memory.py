@@ -14,7 +14,7 @@ import ctypes
 import os
 import struct
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pickle import PickleBuffer  # a view of raw bytes; nothing is pickled
 from typing import TYPE_CHECKING, Any, Final
@@ -159,7 +159,13 @@ def run_parallel(
             threads, thread_name_prefix="tensorcast-copy", initializer=_enter
         )
     futures = [pool.submit(job) for job in jobs]
-    errors = [error for f in futures if (error := f.exception()) is not None]
+    try:
+        errors = [error for f in futures if (error := f.exception()) is not None]
+    except BaseException:  # Ctrl-C: nobody may write into memory that is given up
+        for future in futures:
+            future.cancel()
+        wait(futures)
+        raise
     if errors:
         raise errors[0]
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import threading
 
 import pytest
@@ -129,6 +130,30 @@ def test_jobs_that_copy_in_pieces_themselves_do_not_wait_for_ever() -> None:
     jobs = [lambda t=t: memory.copy(t, source, threads=2) for t in targets]
     memory.run_parallel(jobs, threads=2)
     assert all(target == source for target in targets)
+
+
+def test_an_interrupt_returns_only_when_no_job_runs_any_more() -> None:
+    started, release = threading.Barrier(3), threading.Event()
+    ended: list[int] = []
+
+    def job() -> None:
+        started.wait(20)
+        release.wait(20)
+        ended.append(1)
+
+    def interrupt() -> None:
+        started.wait(20)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        timer.start()
+
+    timer = threading.Timer(0.1, release.set)
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        memory.run_parallel([job, job], threads=2)
+    assert len(ended) == 2
+    thread.join()
+    timer.join()
 
 
 def test_long_hashes_and_copies_let_other_threads_run() -> None:
