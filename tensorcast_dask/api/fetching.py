@@ -51,12 +51,12 @@ _BATCH_BYTES: Final = 16 << 20
 
 def fetch(
     core: Core, info: ArtifactInfo, cards: Sequence[NodeCard], limit: Deadline
-) -> tuple[Index, bytearray, ResolvedView | None]:
+) -> tuple[Index, memoryview, ResolvedView | None]:
     """Bring an artifact, or the ranges of a view, into memory of our own. Blocks.
 
     Returns
     -------
-    (Index, bytearray, ResolvedView or None)
+    (Index, memoryview, ResolvedView or None)
         Of a view: a packed segment of just its boxes, and the view that reads them.
 
     Raises
@@ -79,7 +79,7 @@ def fetch(
 
 def _fetch_from(
     core: Core, info: ArtifactInfo, card: NodeCard, limit: Deadline
-) -> tuple[Index, bytearray, ResolvedView | None]:
+) -> tuple[Index, memoryview, ResolvedView | None]:
     asked = ChunkMapAsked(rid=core.link.next_rid(), generation=info.generation)
     chunks = core.stores.ask(card, asked, ChunkMap, limit).message
     index = core.stores.index(info.generation, chunks.index)
@@ -87,17 +87,17 @@ def _fetch_from(
     if info.view:
         base_view = View.decode(info.view).resolve(index)
         index, view = base_view.packed()
-        buffer = bytearray(index.nbytes)
+        buffer = memory.private(index.nbytes)
         places = zip(base_view.runs(), index.offsets, strict=True)
         jobs = [
             job
             for runs, offset in places
             for job in _range_jobs(
-                core, info, card, chunks, runs, memoryview(buffer)[offset:], limit
+                core, info, card, chunks, runs, buffer[offset:], limit
             )
         ]
     else:
-        buffer = bytearray(chunks.nbytes)
+        buffer = memory.private(chunks.nbytes)
         jobs = _chunk_jobs(core, info, card, chunks, buffer, limit)
     memory.run_parallel(jobs, threads=_THREADS)
     return index, buffer, view
@@ -108,10 +108,10 @@ def _chunk_jobs(
     info: ArtifactInfo,
     card: NodeCard,
     chunks: ChunkMap,
-    buffer: bytearray,
+    buffer: memoryview,
     limit: Deadline,
 ) -> list[Callable[[], object]]:
-    view = memoryview(buffer)
+    view = buffer
 
     def job(number: int) -> Callable[[], object]:
         start, length = memory.chunk_range(

@@ -276,19 +276,16 @@ def _fill_remote(
     sources: Sequence[Source],
     limit: Deadline,
 ) -> None:
-    """Send the content in chunks over TCP."""
-    content = bytearray(index.nbytes)
-    arrays.copy_into(sources, index, content, threads=_THREADS)
-    view = memoryview(content)
+    """Send the content in chunks over TCP; no more than a few of them are ever copied."""
+    content = arrays.RangeReader(sources, index)
     step = core.stores.chunk_bytes
 
     def send(offset: int) -> None:
         request = Write(
             rid=core.link.next_rid(), generation=created.generation, offset=offset
         )
-        core.stores.ask(
-            created.node, request, Done, limit, payload=view[offset : offset + step]
-        )
+        part = content.read(offset, min(step, index.nbytes - offset))
+        core.stores.ask(created.node, request, Done, limit, payload=part.data)
 
     memory.run_parallel(
         [partial(send, offset) for offset in range(0, index.nbytes, step)],
@@ -332,6 +329,10 @@ async def _same_content(
 
 
 def _sums(index: Index, sources: Sequence[Source], chunk_bytes: int) -> bytes:
-    content = bytearray(index.nbytes)
-    arrays.copy_into(sources, index, content, threads=_THREADS)
-    return memory.pack_sums(memory.sums_of(content, chunk_bytes, threads=_THREADS))
+    content = arrays.RangeReader(sources, index)
+    return memory.pack_sums(
+        [
+            memory.sum_of(content.read(at, min(chunk_bytes, index.nbytes - at)).data)
+            for at in range(0, index.nbytes, chunk_bytes)
+        ]
+    )

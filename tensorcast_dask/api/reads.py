@@ -26,7 +26,7 @@ from tensorcast_dask.api import moves, names
 from tensorcast_dask.api.artifact import spec_dict
 from tensorcast_dask.api.core import Operation
 from tensorcast_dask.api.fetching import fetch
-from tensorcast_dask.dataplane import arrays
+from tensorcast_dask.dataplane import arrays, memory
 from tensorcast_dask.dataplane.maps import PrivateMap
 from tensorcast_dask.exceptions import (
     AbsentError,
@@ -218,7 +218,7 @@ def _copy_out(found: Found, targets: Mapping[str, Any]) -> None:
     arrays.copy_out(buffer, index, targets)
 
 
-def _packed(found: Found) -> tuple[Index, bytearray]:
+def _packed(found: Found) -> tuple[Index, memoryview]:
     """Give the tensors of a view as a segment of their own."""
     made = arrays.materialise(
         found.buffer, found.index, framework="raw", view=found.view
@@ -226,7 +226,7 @@ def _packed(found: Found) -> tuple[Index, bytearray]:
     index = Index.of(
         raw.spec for raw in made.values() if isinstance(raw, arrays.RawTensor)
     )
-    content = bytearray(index.nbytes)
+    content = memory.private(index.nbytes)
     for raw, offset, size in zip(
         made.values(), index.offsets, index.sizes, strict=True
     ):
@@ -315,7 +315,7 @@ async def save_view(
 
     def write() -> Done:
         own, content = _packed(content_of)
-        save(path, own, memoryview(content), metadata=names.check_labels(metadata))
+        save(path, own, content, metadata=names.check_labels(metadata))
         return Done(nbytes=own.nbytes)
 
     return await core.in_thread(write)

@@ -11,11 +11,12 @@ Rules:
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import struct
 import threading
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pickle import PickleBuffer  # a view of raw bytes; nothing is pickled
 from typing import TYPE_CHECKING, Any, Final
 
@@ -34,6 +35,7 @@ __all__ = [
     "flat",
     "new_digest",
     "pack_sums",
+    "private",
     "run_parallel",
     "sum_of",
     "sums_of",
@@ -267,6 +269,23 @@ def copy_summed(target: Any, source: Any) -> int:  # noqa: ANN401
         copy(piece, origin[at : at + _HASHED_BYTES], threads=1)
         digest.update(piece)
     return digest.intdigest()
+
+
+def private(nbytes: int) -> memoryview:
+    """Give fresh memory of this process's own, as writable bytes.
+
+    Nothing is touched: the kernel clears pages as they are filled, without the GIL held
+    (a `bytearray` clears all of them at once, with it).
+    """
+    if not nbytes:
+        return memoryview(bytearray())
+    area = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):
+            area.madvise(
+                mmap.MADV_HUGEPAGE
+            )  # pages that are filled in order: fewer faults
+    return memoryview(area)
 
 
 def chunk_count(nbytes: int, chunk_bytes: int) -> int:

@@ -14,19 +14,15 @@ Rules:
 
 from __future__ import annotations
 
-import bisect
 import contextlib
-import ctypes
 import os
 import shutil
 import struct
 import threading
 import uuid
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-import numpy as np
-
-from tensorcast_dask.dataplane import auth, hosts, memory
+from tensorcast_dask.dataplane import arrays, auth, hosts, memory
 from tensorcast_dask.dataplane.link import Link, LinkCallbacks
 from tensorcast_dask.dataplane.server import Peer, Reply, Server
 from tensorcast_dask.exceptions import (
@@ -99,7 +95,7 @@ class Registration:
         self._lender = lender
         self.record = record
         self.index = index
-        self._sources = sources
+        self._content = arrays.RangeReader(sources, index)
         self._changed = threading.Condition()
         #: Even: at rest. Odd: the owner is inside `mutate`.
         self._stamp = 0
@@ -143,7 +139,7 @@ class Registration:
                 raise Incomplete(message)
             return self._stamp
 
-    def part(self, start: int, nbytes: int) -> tuple[bytearray, int]:
+    def part(self, start: int, nbytes: int) -> tuple[memoryview, int]:
         """One consistent copy of a byte range of the segment, and its stamp.
 
         Raises
@@ -154,48 +150,12 @@ class Registration:
         """
         while True:
             stamp = self.stamp()
-            copy = bytearray(nbytes)
-            self._copy(start, copy)
+            copy = self._content.read(start, nbytes).data
             if stamp == self._stamp:
                 self._check(start, copy)
                 return copy, stamp
 
-    def _copy(self, start: int, out: bytearray) -> None:
-        """Copy what the range overlaps: a flat source's bytes, or those of its logical values."""
-        end = start + len(out)
-        index = self.index
-        for at in self._overlapping(start, end):
-            offset, size = index.offsets[at], index.sizes[at]
-            low, high = max(start, offset), min(end, offset + size)
-            source = self._sources[at]
-            if source.flat:
-                address = source.backend.extent(source)[0] + low - offset
-                whole: Any = (ctypes.c_ubyte * (high - low)).from_address(address)
-                low -= offset
-                high -= offset
-                out[low + offset - start : high + offset - start] = memoryview(whole)
-            else:
-                logical = np.empty(size, np.uint8)
-                source.backend.write([source], logical)
-                out[low - start : high - start] = logical.data[
-                    low - offset : high - offset
-                ]
-
-    def _overlapping(self, start: int, end: int) -> Iterator[int]:
-        """Entries with bytes in the range; offsets of a packed index ascend."""
-        offsets = self.index.offsets
-        first = max(0, bisect.bisect_right(offsets, start) - 1)
-        # Zero-size entries share an offset with the one before them.
-        while first and offsets[first] == offsets[first - 1]:
-            first -= 1
-        first = max(0, first - 1)
-        for at in range(first, len(offsets)):
-            if offsets[at] >= end:
-                return
-            if self.index.sizes[at] and offsets[at] + self.index.sizes[at] > start:
-                yield at
-
-    def _check(self, start: int, copy: bytearray) -> None:
+    def _check(self, start: int, copy: memoryview) -> None:
         step = self._lender.chunk_bytes
         if self._sums is None or start % step or not copy:
             return
@@ -212,9 +172,8 @@ class Registration:
             raise Mismatch(message)
 
     def _content_sums(self) -> tuple[int, ...]:
-        copy = bytearray(self.index.nbytes)
-        self._copy(0, copy)
-        return tuple(memory.sums_of(copy, self._lender.chunk_bytes, threads=1))
+        copy = self._content.read(0, self.index.nbytes)
+        return tuple(memory.sums_of(copy.data, self._lender.chunk_bytes, threads=1))
 
     def close(self) -> None:
         """Stop lending; readers get Gone. Idempotent."""

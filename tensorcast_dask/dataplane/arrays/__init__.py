@@ -22,12 +22,14 @@ from tensorcast_dask.dataplane.arrays.making import (
     default_framework,
     materialise,
 )
+from tensorcast_dask.dataplane.arrays.ranges import RangeReader
 from tensorcast_dask.dataplane.arrays.writing import spans, write_into
 
 __all__ = [
     "ONLY_TENSOR",
     "ArrayBackend",
     "Places",
+    "RangeReader",
     "RawTensor",
     "Source",
     "backend_named",
