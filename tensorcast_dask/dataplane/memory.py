@@ -15,7 +15,7 @@ import mmap
 import os
 import struct
 import threading
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pickle import PickleBuffer  # a view of raw bytes; nothing is pickled
 from typing import TYPE_CHECKING, Any, Final
@@ -160,16 +160,42 @@ def run_parallel(
         pool = _pools[threads] = ThreadPoolExecutor(
             threads, thread_name_prefix="tensorcast-copy", initializer=_enter
         )
-    futures = [pool.submit(job) for job in jobs]
+    batch = _Batch()
     try:
+        futures = [pool.submit(batch.run, job) for job in jobs]
         errors = [error for f in futures if (error := f.exception()) is not None]
     except BaseException:  # Ctrl-C: nobody may write into memory that is given up
-        for future in futures:
-            future.cancel()
-        wait(futures)
+        batch.end()
         raise
     if errors:
         raise errors[0]
+
+
+class _Batch:
+    """Jobs of one call, so that it can be left only when none of them runs."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._running = 0
+        self._ended = False
+
+    def run(self, job: Callable[[], object]) -> None:
+        with self._changed:
+            if self._ended:
+                return
+            self._running += 1
+        try:
+            job()
+        finally:
+            with self._changed:
+                self._running -= 1
+                self._changed.notify_all()
+
+    def end(self) -> None:
+        """Let no further job begin, and wait for those that run."""
+        with self._changed:
+            self._ended = True
+            self._changed.wait_for(lambda: not self._running)
 
 
 def _pieces(nbytes: int, threads: int) -> list[tuple[int, int]]:
