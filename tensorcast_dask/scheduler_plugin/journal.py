@@ -8,9 +8,10 @@ Rules:
 1. A batch is *told* (`Journaled`) after the database has committed it and version log and
    head file are synced, in this order. What was told is found again, or its loss is said.
 2. All batches that wait are committed as one, up to `GROUP_ROWS` rows.
-3. A disk that does not take a batch stalls the journal: it says so once, keeps the batch,
+3. A lazy batch waits a moment for others to ride with.
+4. A disk that does not take a batch stalls the journal: it says so once, keeps the batch,
    and tries until the disk takes it. Nothing is dropped, and nobody else has to act.
-4. Each start goes one epoch up, on disk before `open` returns.
+5. Each start goes one epoch up, on disk before `open` returns.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ Absorb: TypeAlias = Callable[[tuple[Row, ...]], None]
 
 GROUP_ROWS: Final = 5000
 RETRY_S: Final = 0.25
+#: How long a lazy batch lies before it is committed by itself.
+LAZY_S: Final = 0.05
 
 
 class Journal:
@@ -180,6 +183,8 @@ class Journal:
             with self._wake:
                 while not self._queue and not self._closing:
                     self._wake.wait()
+                if not self._closing and all(batch.lazy for batch in self._queue):
+                    self._wake.wait_for(self._is_wanted, LAZY_S)
                 if not self._queue:
                     return
                 group = self._next_group()
@@ -188,6 +193,9 @@ class Journal:
             if self._absorb is not None:
                 self._absorb(tuple(row for batch in group for row in batch.rows))
             self._notify(Journaled(seq=group[-1].seq))
+
+    def _is_wanted(self) -> bool:
+        return self._closing or not all(batch.lazy for batch in self._queue)
 
     def _next_group(self) -> list[Persist]:
         group = [self._queue.popleft()]

@@ -220,6 +220,27 @@ class CatalogMachine(RuleBasedStateMachine):
             node.join()
         assert self.meaning() == before
 
+    @rule(name=names, filled=st.booleans())
+    def put_over_a_restart(self, name: str, filled: bool) -> None:
+        if self.desk.stalled:
+            self.desk.unstall()
+        try:
+            created = self.program.create(name, version=-1)
+        except CapacityError:
+            return
+        if filled:
+            self.program.fill(name, created)
+        self.scheduler_restarts()
+        if not filled:
+            self.program.fill(name, created)
+        commit = m.CommitCreated(
+            rid=self.program.rid(), generation=created.generation, deadline_s=5.0
+        )
+        info = self.program.call(commit, m.ArtifactInfo)
+        assert info.version == self.model.next_number(name, -1)
+        self.model.versions[name, info.version] = info.generation
+        self.model.highest[name] = info.version
+
     @precondition(lambda self: not self.desk.stalled)
     @rule()
     def journal_stalls(self) -> None:

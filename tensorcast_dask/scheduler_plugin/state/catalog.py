@@ -126,6 +126,7 @@ class Catalog:
             ground,
             self.creations,
             grace_s=settings.session_grace_s,
+            recovery_s=settings.recovery_timeout_s,
             keep_s=settings.outcome_ttl_s,
         )
         self.endings = Endings(ground, self.inventories, self.moves, self.creations)
@@ -206,7 +207,7 @@ class Catalog:
 
     def _begin(self, recovered: Recovered) -> None:
         self._recovered = None
-        said = recover(recovered.rows, self._ground)
+        said = recover(recovered.rows, self._ground, self.creations, self.sessions)
         if said:
             self.said = "; ".join(filter(None, [self.said, *said[:20]]))
         for session in self.outcomes.sessions():

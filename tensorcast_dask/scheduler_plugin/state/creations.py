@@ -7,7 +7,9 @@ Rules:
    time is up: whichever comes first. Then its name and number are free at once.
 2. It becomes a version in one step, when somebody has asked for the commit and the node
    has announced the replica, in whatever order. Before that no look-up shows it.
-3. The commit is answered after the wanted copies are made and the journal has it.
+3. It is journaled at leisure, so that a put outlives a restart of the scheduler; one that
+   was not on disk yet is Gone then, and is put again.
+4. The commit is answered after the wanted copies are made and the journal has it.
 """
 
 from __future__ import annotations
@@ -17,7 +19,6 @@ from dataclasses import dataclass, field
 from tensorcast_dask.exceptions import (
     Gone,
     Mismatch,
-    NotFound,
     PeerLost,
     TensorCastError,
 )
@@ -36,10 +37,14 @@ from tensorcast_dask.scheduler_plugin.state.operations import (
 )
 from tensorcast_dask.scheduler_plugin.state.placement import place
 from tensorcast_dask.scheduler_plugin.state.records import (
+    CreatingRow,
     NodeRecord,
     SessionRecord,
     VersionRecord,
     info_of,
+    packed,
+    row_of,
+    version_of,
     version_row,
 )
 from tensorcast_dask.scheduler_plugin.state.spreads import Spreads
@@ -73,6 +78,8 @@ class Creation:
     timer: Timer | None = None
     #: False: its node will say how large it is.
     sized: bool = True
+    #: It stands in the journal, with its index.
+    kept: bool = False
     #: Tiers that the node has announced.
     announced: tuple[Tier, ...] = ()
     commits: list[Operation] = field(default_factory=list)
@@ -142,6 +149,7 @@ class Creations:
             ttl_s,
         )
         record = creation.record
+        self._keep(creation, session, ttl_s)
         self._stories.tell(
             self._outbox.now_s,
             (record.id, caller.rid),
@@ -186,7 +194,7 @@ class Creations:
         """Give the name back; what is no creation any more is left alone."""
         creation = self._open.get(ask.generation)
         if creation is not None:
-            self.roll_back(creation, why="its writer gave it up")
+            self.roll_back(creation.record, why="its writer gave it up")
         self._operations.give(caller, None)
 
     def keep(self, caller: Caller, ask: KeepCreating) -> None:
@@ -234,6 +242,27 @@ class Creations:
         )
         return creation
 
+    def _keep(self, creation: Creation, session: SessionRecord, ttl_s: float) -> None:
+        """Journal a creation at leisure: nobody is told of it before its commit."""
+        record = creation.record
+        row = CreatingRow(row_of(record), session.session, creation.node.node, ttl_s)
+        key = str(record.generation)
+        self._outbox.persist(packed("creating", key, row), lazy=True)
+        index = Row(kind="index", key=key, blob=record.index)
+        self._outbox.persist(index, lazy=True)
+        creation.kept = True
+
+    def revive(self, row: CreatingRow, index: bytes, session: SessionRecord) -> None:
+        """Take a creation from the journal; its node will say what it has of it."""
+        node = self._nodes.records.get(row.node)
+        artifact = self._names.artifacts.get(row.record.id)
+        taken = artifact is not None and row.record.version in artifact.versions
+        used = row.record.version <= self._names.numbers.issued(row.record.id)
+        if node is None or taken or used:
+            return
+        record = version_of(row.record, index, creating=True)
+        self.begin(record, session, node, row.ttl_s).kept = True
+
     def _extend(self, creation: Creation, ttl_s: float) -> None:
         creation.until_s = max(creation.until_s, self._outbox.now_s + ttl_s)
 
@@ -243,7 +272,9 @@ class Creations:
                 creation.until_s, lambda: self._expire(creation)
             )
         else:
-            self.roll_back(creation, why="its writer gave no sign of life in time")
+            self.roll_back(
+                creation.record, why="its writer gave no sign of life in time"
+            )
 
     def announced(
         self, record: VersionRecord, node: NodeRecord, one: ReplicaRecord
@@ -259,7 +290,7 @@ class Creations:
                 f"node {node.label} holds {one.nbytes} bytes for version "
                 f"{record.version} of {record.id!r}, its writer said {record.nbytes}"
             )
-            self.roll_back(creation, why="its size is another", error=Mismatch(message))
+            self.roll_back(record, why="its size is another", error=Mismatch(message))
             return
         record.content_digest = one.content_digest
         if one.tier not in creation.announced:
@@ -286,7 +317,10 @@ class Creations:
             self._outbox.issue(digest, record.version)
         key = str(record.generation)
         self._outbox.persist(version_row(record), record.id, record.generation)
-        self._outbox.persist(Row(kind="index", key=key, blob=record.index))
+        if creation.kept:
+            self._outbox.persist(Row(kind="creating", key=key, blob=None))
+        else:
+            self._outbox.persist(Row(kind="index", key=key, blob=record.index))
         self._stories.tell(
             self._outbox.now_s, (record.id,), "version {} committed", record.version
         )
@@ -323,14 +357,18 @@ class Creations:
 
     # ------------------------------------------------------------ ends
     def roll_back(
-        self, creation: Creation, *, why: str, error: TensorCastError | None = None
+        self, record: VersionRecord, *, why: str, error: TensorCastError | None = None
     ) -> None:
-        """Give the name back and have the bytes dropped."""
-        record = creation.record
-        if not record.creating or record.generation not in self._open:
+        """Give the name back and have the bytes dropped; what is none is left alone."""
+        creation = self._open.get(record.generation)
+        if creation is None:
             return
         self._close(creation)
         self._names.remove(record)
+        if creation.kept:
+            for kind in ("creating", "index"):
+                gone = Row(kind=kind, key=str(record.generation), blob=None)
+                self._outbox.persist(gone, lazy=True)
         self._tasks.drop(creation.node, record.generation, why=why, final=True)
         self._stories.tell(
             self._outbox.now_s,
@@ -356,24 +394,12 @@ class Creations:
     def session_gone(self, session: SessionRecord) -> None:
         """Roll back what a session that is over will not fill."""
         for generation in list(session.creations):
-            self.roll_back(self._open[generation], why="its session is gone")
+            self.roll_back(self._open[generation].record, why="its session is gone")
 
     def node_gone(self, node: NodeRecord) -> None:
         """Roll back what was being written at a node that is gone."""
         for creation in [one for one in self._open.values() if one.node is node]:
             message = f"node {node.label} is gone; put again"
-            self.roll_back(creation, why="its node is gone", error=PeerLost(message))
-
-    def find(self, generation: Generation) -> Creation:
-        """Find a creation.
-
-        Raises
-        ------
-        NotFound
-            When there is none.
-        """
-        creation = self._open.get(generation)
-        if creation is None:
-            message = f"generation {generation} is not being created"
-            raise NotFound(message)
-        return creation
+            self.roll_back(
+                creation.record, why="its node is gone", error=PeerLost(message)
+            )

@@ -139,8 +139,7 @@ class Endings:
     def _roll_back(self, record: VersionRecord) -> bool:
         if not record.creating:
             return False
-        creation = self._creations.find(record.generation)
-        self._creations.roll_back(creation, why="it was destroyed")
+        self._creations.roll_back(record, why="it was destroyed")
         return True
 
     def _wait(

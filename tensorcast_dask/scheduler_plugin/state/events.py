@@ -248,6 +248,8 @@ class Persist(_Value, frozen=True, kw_only=True):
     issued: tuple[Issued, ...] = ()
     #: Not 0: the head file says this epoch from here on (a node had seen a higher one).
     epoch: int = 0
+    #: No answer waits for it: it may lie for a moment and ride with a later batch.
+    lazy: bool = False
 
 
 class WakeAt(_Value, frozen=True, kw_only=True):

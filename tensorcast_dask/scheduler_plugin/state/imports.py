@@ -121,7 +121,7 @@ class Imports:
 
     def _give_up(self, creation: Creation, operation: Operation) -> None:
         self._creations.roll_back(
-            creation, why=f"{operation.kind} was cancelled or late"
+            creation.record, why=f"{operation.kind} was cancelled or late"
         )
 
     def _loaded(self, operation: Operation, creation: Creation, done: TaskDone) -> None:
@@ -141,7 +141,7 @@ class Imports:
                 )
                 raise Mismatch(message)
         except TensorCastError as error:
-            self._creations.roll_back(creation, why=error.message, error=error)
+            self._creations.roll_back(record, why=error.message, error=error)
             self._operations.fail(operation, error)
             return
         record.index = done.result
@@ -210,7 +210,7 @@ class Imports:
             self._operations.fail(operation, Gone(message))
         elif done.fault is not None:
             error = done.fault.error()
-            self._creations.roll_back(creation, why=error.message, error=error)
+            self._creations.roll_back(record, why=error.message, error=error)
             self._operations.fail(operation, error)
         else:
             operation.leave = None

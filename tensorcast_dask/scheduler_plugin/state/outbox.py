@@ -43,6 +43,8 @@ class Outbox:
         The clock reading of the event that is handled.
     seq : int
         Last sequence number handed to the journal.
+    firm : int
+        Last of them that an answer may wait for; what came after it is lazy.
     durable : int
         Last sequence number that the journal has on disk.
     stalled : str
@@ -52,10 +54,12 @@ class Outbox:
     def __init__(self, *, seq: int) -> None:
         self.now_s = 0.0
         self.seq = seq
+        self.firm = seq
         self.durable = seq
         self.stalled = ""
         self._out: list[Instruction] = []
         self._rows: list[Row] = []
+        self._lazy = True
         self._issued: list[Issued] = []
         self._epoch = 0
         self._held: dict[int, list[Held]] = {}
@@ -64,9 +68,14 @@ class Outbox:
         self._touches: deque[tuple[int, Name]] = deque()
 
     # ------------------------------------------------------------ changes
-    def persist(self, row: Row, *names: Name) -> None:
-        """Add a row to this handle's batch; answers about `names` wait for it."""
+    def persist(self, row: Row, *names: Name, lazy: bool = False) -> None:
+        """Add a row to this handle's batch; answers about `names` wait for it.
+
+        A `lazy` row is one that nobody is told of: a batch of such rows may lie for a
+        moment.
+        """
         self._rows.append(row)
+        self._lazy = self._lazy and lazy
         seq = self.seq + 1
         for name in names:
             self._touched[name] = seq
@@ -154,9 +163,13 @@ class Outbox:
                     rows=tuple(self._rows),
                     issued=tuple(self._issued),
                     epoch=self._epoch,
+                    lazy=self._lazy and not self._issued and not self._epoch,
                 )
             )
+            if not self._lazy or self._issued or self._epoch:
+                self.firm = self.seq
             self._rows, self._issued, self._epoch = [], [], 0
+            self._lazy = True
         if wake_at_s is not None:
             self._out.append(WakeAt(at_s=wake_at_s))
         out, self._out = self._out, []

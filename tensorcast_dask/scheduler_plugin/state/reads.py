@@ -152,7 +152,7 @@ class Reads:
                 break
         listed = Listed(infos=tuple(infos), after=after)
         self._outbox.reply(
-            caller.session, caller.rid, listed, after=self._tell_all(self._outbox.seq)
+            caller.session, caller.rid, listed, after=self._tell_all(self._outbox.firm)
         )
 
     def _page_of(
@@ -211,4 +211,4 @@ class Reads:
                 creating=self._creations.facts,
             ),
         )
-        self._outbox.hold(run, after=self._tell_all(self._outbox.seq))
+        self._outbox.hold(run, after=self._tell_all(self._outbox.firm))

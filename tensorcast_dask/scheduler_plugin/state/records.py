@@ -207,6 +207,15 @@ class VersionRow(msgspec.Struct, array_like=True, frozen=True):
     holders: tuple[tuple[NodeId, tuple[Tier, ...]], ...] = ()
 
 
+class CreatingRow(msgspec.Struct, array_like=True, frozen=True):
+    """A creation, so that a put outlives a restart in the middle of it."""
+
+    record: VersionRow
+    session: SessionId
+    node: NodeId
+    ttl_s: float
+
+
 class AliasRow(msgspec.Struct, array_like=True, frozen=True):
     """An alias; target 0 = removed, kept for its generation."""
 
@@ -245,9 +254,9 @@ class NodeRow(msgspec.Struct, array_like=True, frozen=True):
 _ENCODER: Final = msgspec.msgpack.Encoder()
 
 
-def version_row(record: VersionRecord) -> Row:
-    """Pack a version for the journal."""
-    row = VersionRow(
+def row_of(record: VersionRecord) -> VersionRow:
+    """Make what the journal keeps of a version."""
+    return VersionRow(
         record.id,
         record.version,
         record.generation,
@@ -262,7 +271,32 @@ def version_row(record: VersionRecord) -> Row:
         record.degraded,
         tuple((one.node, one.tiers) for one in record.holders.values()),
     )
-    return Row(kind="version", key=str(record.generation), blob=_ENCODER.encode(row))
+
+
+def version_row(record: VersionRecord) -> Row:
+    """Pack a version for the journal."""
+    blob = _ENCODER.encode(row_of(record))
+    return Row(kind="version", key=str(record.generation), blob=blob)
+
+
+def version_of(row: VersionRow, index: bytes, *, creating: bool) -> VersionRecord:
+    """Make a version again from its row, without its holders."""
+    return VersionRecord(
+        id=row.id,
+        version=row.version,
+        generation=row.generation,
+        owner=row.owner,
+        nbytes=row.nbytes,
+        tensors=row.tensors,
+        index_digest=row.index_digest,
+        index=index,
+        labels=row.labels,
+        replicas=row.replicas,
+        creating=creating,
+        published=row.published,
+        degraded=row.degraded,
+        content_digest=row.content_digest,
+    )
 
 
 def gone_rows(record: VersionRecord) -> tuple[Row, Row]:

@@ -5,7 +5,7 @@ Rules:
 1. Rows are believed as far as they decode; one that does not is reported and left out.
 2. Every replica is suspect until its node's new life claims it.
 3. Serial and recovered are the same: what `handle` made and what these rows make differ
-   only in what no row holds (leases, links, creations, running requests).
+   only in what no row holds (leases, links, running requests).
 """
 
 from __future__ import annotations
@@ -16,21 +16,24 @@ from typing import TypeVar
 import msgspec
 
 from tensorcast_dask.exceptions import TensorCastError
+from tensorcast_dask.scheduler_plugin.state.creations import Creations
 from tensorcast_dask.scheduler_plugin.state.events import Row
 from tensorcast_dask.scheduler_plugin.state.ground import Ground
 from tensorcast_dask.scheduler_plugin.state.outcomes import OutcomeRow
 from tensorcast_dask.scheduler_plugin.state.records import (
     AliasRecord,
     AliasRow,
+    CreatingRow,
     NodeRecord,
     NodeRow,
     PinRow,
     Replica,
-    VersionRecord,
     VersionRow,
     ViewRecord,
     ViewRow,
+    version_of,
 )
+from tensorcast_dask.scheduler_plugin.state.sessions import Sessions
 from tensorcast_dask.tensors.ids import HostId, Incarnation, NodeId
 from tensorcast_dask.tensors.messages import NodeCard
 
@@ -39,7 +42,9 @@ __all__ = ["recover"]
 R = TypeVar("R")
 
 
-def recover(rows: Iterable[Row], ground: Ground) -> list[str]:
+def recover(
+    rows: Iterable[Row], ground: Ground, creations: Creations, sessions: Sessions
+) -> list[str]:
     """Fill an empty catalog; returns what has to be said."""
     book = _Book(rows)
     indexes = dict(book.blobs("index"))
@@ -53,6 +58,11 @@ def recover(rows: Iterable[Row], ground: Ground) -> list[str]:
         record = ground.names.versions.get(pin.generation)
         if record is not None:
             ground.pins.add(record, pin.node, pin.ttl_s, pin=pin.pin)
+    for creating in book.unpack("creating", CreatingRow):
+        index = indexes.get(str(creating.record.generation))
+        if index is not None:
+            session = sessions.revived(creating.session)
+            creations.revive(creating, index, session)
     for outcome in book.unpack("outcome", OutcomeRow):
         try:
             ground.outcomes.recover(outcome)
@@ -122,22 +132,7 @@ def _version(row: VersionRow, indexes: dict[str, bytes], ground: Ground) -> list
     index = indexes.get(str(row.generation))
     if index is None:
         return [f"the index of version {row.version} of {row.id!r} is lost"]
-    record = VersionRecord(
-        id=row.id,
-        version=row.version,
-        generation=row.generation,
-        owner=row.owner,
-        nbytes=row.nbytes,
-        tensors=row.tensors,
-        index_digest=row.index_digest,
-        index=index,
-        labels=row.labels,
-        replicas=row.replicas,
-        creating=False,
-        published=row.published,
-        degraded=row.degraded,
-        content_digest=row.content_digest,
-    )
+    record = version_of(row, index, creating=False)
     for node, tiers in row.holders:
         if node not in nodes.records:
             nodes.records[node] = NodeRecord(node=node, card=_unknown(node))

@@ -182,7 +182,7 @@ class Requests:
                 return True
             case Standing.ANSWERED:
                 self._outbox.reply(
-                    caller.session, caller.rid, value, after=self._outbox.seq
+                    caller.session, caller.rid, value, after=self._outbox.firm
                 )
             case Standing.RUNNING:
                 pass

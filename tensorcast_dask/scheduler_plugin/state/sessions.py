@@ -12,7 +12,7 @@ from __future__ import annotations
 from tensorcast_dask.scheduler_plugin.state.creations import Creations
 from tensorcast_dask.scheduler_plugin.state.events import EndSession
 from tensorcast_dask.scheduler_plugin.state.ground import Ground
-from tensorcast_dask.scheduler_plugin.state.records import SessionRecord
+from tensorcast_dask.scheduler_plugin.state.records import NO_HOST, SessionRecord
 from tensorcast_dask.tensors.ids import SessionId
 from tensorcast_dask.tensors.messages import OpenSession
 
@@ -23,13 +23,20 @@ class Sessions:
     """All sessions."""
 
     def __init__(
-        self, ground: Ground, creations: Creations, *, grace_s: float, keep_s: float
+        self,
+        ground: Ground,
+        creations: Creations,
+        *,
+        grace_s: float,
+        recovery_s: float,
+        keep_s: float,
     ) -> None:
         self._outbox = ground.outbox
         self._timers = ground.timers
         self._outcomes = ground.outcomes
         self._creations = creations
         self._grace_s = grace_s
+        self._recovery_s = recovery_s
         self._keep_s = keep_s
         self._sessions: dict[SessionId, SessionRecord] = {}
 
@@ -56,19 +63,31 @@ class Sessions:
         self._outcomes.settle(opening.session, opening.settled)
         return record
 
+    def revived(self, session: SessionId) -> SessionRecord:
+        """Know a session from the journal; it has the recovery time to come back."""
+        record = self._sessions.get(session)
+        if record is None:
+            record = SessionRecord(session=session, host=NO_HOST)
+            self._sessions[session] = record
+            self._await(record, self._recovery_s)
+        return record
+
     def lost(self, session: SessionId, connection: int) -> None:
         """Take the news that a comm ended; the session may come back."""
         record = self._sessions.get(session)
         if record is None or record.connection != connection:
             return
         record.connection = 0
+        self._await(record, self._grace_s)
+
+    def _await(self, record: SessionRecord, wait_s: float) -> None:
         openings = record.openings
 
         def judge() -> None:
             if not record.connection and record.openings == openings:
                 self._over(record)
 
-        self._timers.at(self._outbox.now_s + self._grace_s, judge)
+        self._timers.at(self._outbox.now_s + wait_s, judge)
 
     def close(self, record: SessionRecord) -> None:
         """End a session that says so."""

@@ -4,6 +4,7 @@ import resource
 import shutil
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tensorcast_dask.exceptions import CatalogUnavailable
@@ -69,6 +70,21 @@ def test_waiting_batches_are_committed_together_in_order(tmp_path: Path) -> None
         seqs = [news.seq for news in one.news if hasattr(news, "seq")]
         assert seqs == sorted(seqs)
         assert len(seqs) < 500
+
+
+def test_a_lazy_batch_rides_with_the_next_or_is_committed_after_a_moment(
+    tmp_path: Path,
+) -> None:
+    with OpenJournal(tmp_path / "j") as one:
+        one.journal.submit(msgspec.structs.replace(batch(1), lazy=True))
+        one.journal.submit(batch(2))
+        eventually(lambda: one.durable == 2, within_s=10)
+        assert [n.seq for n in one.news if hasattr(n, "seq")] == [2]
+        one.journal.submit(msgspec.structs.replace(batch(3), lazy=True))
+        eventually(lambda: one.durable == 3, within_s=10)
+        one.journal.submit(msgspec.structs.replace(batch(4), lazy=True))
+    with OpenJournal(tmp_path / "j") as again:
+        assert again.changes() == [1, 2, 3, 4]
 
 
 def test_committed_rows_are_handed_to_the_tables_recovered_ones_first(

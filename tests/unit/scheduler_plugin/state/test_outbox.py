@@ -63,3 +63,21 @@ def test_a_message_to_a_node_without_a_link_is_dropped() -> None:
     outbox = Outbox(seq=0)
     outbox.send(0, TaskSeen(task=1))
     assert outbox.take(None) == []
+
+
+def test_a_batch_is_lazy_when_nobody_waits_for_any_of_its_rows() -> None:
+    outbox = Outbox(seq=0)
+    outbox.persist(ROW, lazy=True)
+    (batch,) = outbox.take(None)
+    assert isinstance(batch, Persist)
+    assert (batch.lazy, outbox.seq, outbox.firm) == (True, 1, 0)
+    outbox.persist(ROW, lazy=True)
+    outbox.persist(ROW)
+    (batch,) = outbox.take(None)
+    assert isinstance(batch, Persist)
+    assert (batch.lazy, outbox.seq, outbox.firm) == (False, 2, 2)
+    outbox.persist(ROW, lazy=True)
+    outbox.issue(b"d", 1)
+    (batch,) = outbox.take(None)
+    assert isinstance(batch, Persist)
+    assert not batch.lazy
