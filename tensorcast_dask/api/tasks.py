@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from distributed import Future
@@ -12,7 +13,7 @@ from tensorcast_dask.api.artifact import Artifact
 from tensorcast_dask.exceptions import UnsupportedPlatform
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from tensorcast_dask.api.core import Core
     from tensorcast_dask.api.deadlines import Deadline
@@ -25,7 +26,8 @@ def holds_future(tensors: Any) -> bool:
     """Whether a tensor, or one of a mapping of tensors, is a Dask Future."""
     if isinstance(tensors, Future):
         return True
-    return hasattr(tensors, "values") and any(
+    # Not by `hasattr`: a dense torch tensor has a `values` that raises.
+    return isinstance(tensors, Mapping) and any(
         isinstance(v, Future) for v in tensors.values()
     )
 
