@@ -132,7 +132,7 @@ class Inventories:
         if record is None:
             record = self._rebuilt(one)
             if record is None:
-                self._leftover(node, one, "the catalog does not know it")
+                self._unknown(node, one)
                 return False
         elif (record.id, record.version) != (one.id, one.version) or (
             one.index_digest
@@ -148,6 +148,13 @@ class Inventories:
             record.content_digest = one.content_digest
         self._replicas.add(record, node, one.tier)
         return True
+
+    def _unknown(self, node: NodeRecord, one: ReplicaRecord) -> None:
+        if one.generation >> 40 == self._names.numbers.epoch:
+            # Minted in this life and ended since: late news, and no surprise to anybody.
+            self._tasks.drop(node, one.generation, why="it was ended", final=True)
+        else:
+            self._leftover(node, one, "the catalog does not know it")
 
     def _leftover(self, node: NodeRecord, one: ReplicaRecord, why: str) -> None:
         self._outbox.log(

@@ -46,6 +46,17 @@ def test_p31_unknown_leftovers_are_reported_and_dropped_never_used() -> None:
         d.program().resolve("stray")
 
 
+def test_late_news_of_a_generation_of_this_life_is_dropped_without_alarm() -> None:
+    d = Desk()
+    a = d.node("a")
+    p = d.program()
+    info = p.put("x", node=a.node)
+    p.destroy("x")
+    a.hold(d.record(info.generation, "x", 1, index_of(100)))
+    assert a.held == {}
+    assert not any(one.topic == "leftover" for one in d.emitted)
+
+
 def test_a_replica_of_other_content_than_the_catalog_knows_is_a_leftover() -> None:
     d = Desk()
     a, b = d.node("a"), d.node("b")
