@@ -158,6 +158,11 @@ class Cluster:
             self.env[f"TENSORCAST_{key}"] = value
         self.scheduler: Process
 
+    def move(self) -> None:
+        """Have the next scheduler listen on another port."""
+        self.port = free_port()
+        self.address = f"{self.address.partition(':')[0]}://127.0.0.1:{self.port}"
+
     # ------------------------------------------------------------------ processes
     def _spawn(self, *words: str, env: dict[str, str] | None = None) -> Process:
         number = next(self._numbers)

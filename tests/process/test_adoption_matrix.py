@@ -18,8 +18,9 @@ from tests.kit.eventually import eventually, never
 from tests.kit.tasks import keep_the_gil, remove_all_workers
 
 RELEASED_S = 3.0
+LEASE_S = 0.5
 SETTINGS = {
-    "LEASE__TTL": "0.5s",
+    "LEASE__TTL": f"{LEASE_S}s",
     "STORE__RELEASED_TTL": f"{RELEASED_S}s",
     "STORE__ORPHAN_TTL": "60s",
     "NODE__HOST_MEMORY": "64MiB",
@@ -237,6 +238,31 @@ def test_a_stopped_worker_that_was_replaced_is_refused_when_it_runs_again(
     cluster.wait_for_nodes(1, attended=1)
 
 
+def test_a_worker_that_stands_still_for_long_keeps_its_store_and_its_lease(
+    cluster: Cluster,
+) -> None:
+    worker, card = one_worker(cluster, name="w", nanny=False)
+    cluster.wait_for_nodes(1, attended=1)
+    with stopped(worker.pid):
+        never(lambda: [n.attended for n in cluster.nodes()] != [True], for_s=2)
+    (now,) = cluster.stores()
+    assert (now.node, now.incarnation) == (card.node, card.incarnation)
+
+
+def test_a_scheduler_that_stood_still_finds_no_lease_lapsed(cluster: Cluster) -> None:
+    _, card = one_worker(cluster, name="w", nanny=False)
+    (before,) = cluster.wait_for_nodes(1, attended=1)
+    with stopped(cluster.scheduler.pid):
+        never(lambda: not cluster.stores(), for_s=4 * LEASE_S)
+    (after,) = cluster.wait_for_nodes(1, attended=1)
+    assert after.card.incarnation == before.card.incarnation == card.incarnation
+    with Client(cluster.address) as client:
+        told = [event for _, event in client.get_events("tensorcast")]
+    assert not [
+        e for e in told if e.get("topic") == "node_lapsed" and e["node"] == card.node
+    ]
+
+
 def test_a_store_that_dies_is_replaced_under_the_same_worker(cluster: Cluster) -> None:
     _, card = one_worker(cluster, name="w", nanny=False)
     os.kill(card.pid, signal.SIGKILL)
@@ -278,6 +304,25 @@ def test_stores_outlive_a_killed_scheduler_and_are_linked_again_without_a_worker
     own.start_worker(name="a")
     own.wait_for_nodes(2, attended=1)
     assert {card.node for card in own.stores()} == set(before)
+
+
+def test_a_named_cluster_finds_its_stores_from_another_port(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    with Cluster(
+        tmp_path_factory.mktemp("c"), SETTINGS | {"CLUSTER": "ours"}
+    ) as cluster:
+        cluster.start_scheduler()
+        worker, before = one_worker(cluster, name="a", nanny=False)
+        cluster.wait_for_nodes(1, attended=1)
+        cluster.scheduler.kill()
+        worker.end()
+        cluster.move()
+        cluster.start_scheduler()
+        cluster.wait_for_nodes(1, attended=0)
+        cluster.start_worker(name="b", nanny=False)
+        assert adopted_again(cluster, before).name == "b"
+        cluster.wait_for_nodes(1, attended=1)
 
 
 def test_a_scheduler_that_stops_cleanly_ends_the_stores(own: Cluster) -> None:
