@@ -14,11 +14,12 @@ from distributed import Client
 import tensorcast_dask as tc
 from tensorcast_dask.exceptions import DataLost
 from tests.kit.clusters import Cluster
-from tests.kit.eventually import eventually
+from tests.kit.eventually import eventually, never
 
+RELEASED_S = 3.0
 SETTINGS = {
     "LEASE__TTL": "1s",
-    "STORE__RELEASED_TTL": "3s",
+    "STORE__RELEASED_TTL": f"{RELEASED_S}s",
     "STORE__ORPHAN_TTL": "60s",
     "NODE__HOST_MEMORY": "128MiB",
     "MEMORY__RESERVE_MIN": "1MiB",
@@ -156,3 +157,19 @@ def test_retiring_a_worker_loses_nothing(start: Start) -> None:
             for n, artifact in enumerate(artifacts[:4]):
                 assert same(artifact, big(n))
             assert same(artifacts[4], small(9))
+
+
+def test_a_retired_workers_bytes_that_fit_nowhere_stay_readable(start: Start) -> None:
+    room = {"NODE__HOST_MEMORY": "6MiB", "SEPARATE_HOSTS": "true"}
+    with start(**room) as cluster:
+        for name in ("a", "b"):
+            cluster.start_worker(name=name)
+        cluster.wait_for_nodes(2, attended=2)
+        with tc.connect(cluster.address) as cast, Client(cluster.address) as client:
+            a, b = cast.workers()
+            alone = cast.put(big(1), "a/alone", worker=a)
+            cast.put(big(2), "b/alone", worker=b)
+            client.retire_workers(names=["a"])
+            cluster.wait_for_nodes(2, attended=1)
+            never(lambda: len(cluster.stores()) != 2, for_s=RELEASED_S + 1)
+            assert same(alone, big(1))
