@@ -89,11 +89,11 @@ class Retiring:
         ) -> Any:  # noqa: ANN401
             given = {key: options.pop(key) for key in _DASKS & options.keys()}
             going = self._addresses(workers, names, options)
-            if workers is not None and not set(going) & set(workers):
-                # A cluster object scales down by names, which Dask passes over here: it
+            by_name = workers is not None and not set(going) & set(workers)
+            if by_name and set(going) == set(self._owner.scheduler.workers):
+                # A cluster object closes by names, which Dask itself passes over here: it
                 # closes the workers itself. When all of them go nothing can be moved.
-                if set(going) == set(self._owner.scheduler.workers):
-                    return {}
+                return {}
             drained = await self._drain(going)
             result = await retire(workers=going, **given)
             await self._finish(drained, result)
