@@ -118,8 +118,9 @@ class Catalog:
         self._address: Path = identity.folder.parent / LINK_NAME
         self._greeted = False
         self._rids = itertools.count(1)
-        #: Who waits for an answer to `MayDrop`.
+        #: Who waits for an answer to `MayDrop`; the answers that came.
         self._asked: dict[RequestId, threading.Event] = {}
+        self._answered: set[RequestId] = set()
         self._drops: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._dropper = threading.Thread(
             target=self._run_drops, name="tensorcast-drops", daemon=True
@@ -240,21 +241,24 @@ class Catalog:
         return found if not mine or found.cluster == mine else None
 
     # -------------------------------------------------------------- leave to drop
-    def _ask_leave(self, generations: list[Generation], until_s: float) -> None:
+    def _ask_leave(self, generations: list[Generation], until_s: float) -> bool:
         rid = RequestId(f"{self._identity.node}-{next(self._rids)}")
-        answered = self._asked[rid] = threading.Event()
+        waiting = self._asked[rid] = threading.Event()
         try:
             if self._link.send(MayDrop(rid=rid, generations=tuple(generations))):
-                answered.wait(max(0.0, until_s - now_s()))
+                waiting.wait(max(0.0, until_s - now_s()))
+            return rid in self._answered
         finally:
             del self._asked[rid]
+            self._answered.discard(rid)
 
     def _granted(self, message: DropGranted) -> None:
         for generation in message.generations:
             self._core.drop(generation, why="evicted: other nodes hold it")
-        answered = self._asked.get(message.rid)
-        if answered is not None:
-            answered.set()
+        waiting = self._asked.get(message.rid)
+        if waiting is not None:
+            self._answered.add(message.rid)
+            waiting.set()
 
     # -------------------------------------------------------------- orders
     def _on_message(self, message: ToNode) -> None:

@@ -177,7 +177,7 @@ class Store:
             ).start()
 
     def _tune(self, host: str) -> None:
-        name = congestion_for(self._folder.parents[1], host)
+        name = congestion_for(self._folder.parents[1], host, scratch=self._folder)
         if name:
             self._server.use_congestion(name)
             logger.info("the data port uses %s congestion control", name)
@@ -216,6 +216,8 @@ class Store:
         if self._disk is not None:
             self._disk.close(remove=True)
         shutil.rmtree(self._folder, ignore_errors=True)
+        with contextlib.suppress(OSError):  # the cluster's folder, after the last of it
+            self._folder.parent.rmdir()
 
 
 def _take_stdio(folder: Path) -> None:

@@ -41,11 +41,12 @@ from tensorcast_dask.tensors.specs import Index
 
 if TYPE_CHECKING:
     from tensorcast_dask.dataplane.framing import Payload
-    from tensorcast_dask.store.state.replicas import Filling, Replica
+    from tensorcast_dask.store.state.replicas import Filling
     from tensorcast_dask.store.sums import Sums
 
 __all__ = ["Puts"]
 
+_DESCRIBED_KEPT: Final = 4096
 _MOST_INLINE_BYTES: Final = 16 << 20
 
 
@@ -63,6 +64,8 @@ class Puts:
     def __init__(self, core: Core, sums: Sums) -> None:
         self._core = core
         self._sums = sums
+        #: How many bytes indexes describe that were decoded before, by digest.
+        self._described: dict[str, int] = {}
 
     def handle(
         self, request: Reserve | Write | Commit | Abort, payload: Payload, peer: Peer
@@ -171,26 +174,42 @@ class Puts:
     def _commit(self, request: Commit, data: bytearray, peer: Peer) -> StoreReply:
         if request.inline:
             return self._put_inline(request, data, peer)
+        digest, described = self._describe(request.index)
         with self._core.lock:
             replica = self._core.table.replicas.get(request.generation)
             if replica is not None:
-                _check_index(request.index, replica)
+                _check_length(described, replica.nbytes)
         replica = self._core.commit(
-            request.generation,
-            Tier.HOST,
-            index=request.index,
-            index_digest=digest_of_index(request.index),
+            request.generation, Tier.HOST, index=request.index, index_digest=digest
         )
         return Done(nbytes=replica.nbytes)
 
+    def _describe(self, index: bytes) -> tuple[str, int]:
+        """Return the digest of an index and how many bytes it describes.
+
+        Raises
+        ------
+        CorruptFile
+            When it is no index.
+        """
+        digest = digest_of_index(index)
+        described = self._described.get(digest)
+        if described is None:
+            described = Index.decode(index).nbytes
+            if len(self._described) >= _DESCRIBED_KEPT:
+                self._described.clear()
+            self._described[digest] = described
+        return digest, described
+
     def _put_inline(self, request: Commit, data: bytearray, peer: Peer) -> StoreReply:
         core = self._core
+        digest, described = self._describe(request.index)
+        _check_length(described, len(data))
         wanted = self._wanted(request, peer, len(data))
         filling = core.reserve(wanted, until_s=wanted.deadline_s)
         try:
             held = core.hold(request.generation, filling.copy)
             try:
-                _check_index(request.index, held.replica)
                 copy_bytes(held.view(), data)
             finally:
                 core.release(held)
@@ -198,7 +217,7 @@ class Puts:
                 request.generation,
                 Tier.HOST,
                 index=request.index,
-                index_digest=digest_of_index(request.index),
+                index_digest=digest,
                 sums=encode_sums(self._sums.cut(data)),
             )
         except BaseException:
@@ -217,10 +236,7 @@ def _content(payload: Payload) -> bytearray:
     return payload.read()
 
 
-def _check_index(index: bytes, replica: Replica) -> None:
-    found = Index.decode(index)
-    if found.nbytes != replica.nbytes:
-        message = (
-            f"the index describes {found.nbytes} bytes, {replica.nbytes} were reserved"
-        )
+def _check_length(described: int, nbytes: int) -> None:
+    if described != nbytes:
+        message = f"the index describes {described} bytes, {nbytes} were reserved"
         raise Mismatch(message)

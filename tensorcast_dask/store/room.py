@@ -78,8 +78,9 @@ class Room:
         self.settings = settings
         self._lock = lock
         self._evicting = threading.RLock()  # a spill may evict from the disk
-        #: Asks the catalog for leave to drop; returns once it has answered, or in time.
-        self.ask_leave: Callable[[list[Generation], float], None] = _nobody_asked
+        #: Asks the catalog for leave to drop, at most until an instant; True once it has
+        #: answered and what it granted is dropped.
+        self.ask_leave: Callable[[list[Generation], float], bool] = _nobody_asked
         #: Moves a replica from memory to disk; True when the memory is free.
         self.spill: Callable[[Generation], bool] = _nowhere
         #: Closes a copy that is no memory file (a file of the disk tier).
@@ -276,16 +277,19 @@ class Room:
         """Ask the catalog for leave; whether anything was dropped for it."""
         if not generations:
             return False
-        self.ask_leave(generations, min(until_s, time.monotonic() + _ASK_S))
+        end_s = min(until_s, time.monotonic() + _ASK_S)
+        if not self.ask_leave(generations, end_s):
+            return False
         with self._lock:
             left = [gen for gen in generations if gen in self._table.replicas]
-            for generation in left:  # not spare any more, or nobody answered
+            for generation in left:  # others went meanwhile: it is not spare any more
                 self._table.not_spare(generation)
             return len(left) < len(generations)
 
 
-def _nobody_asked(generations: list[Generation], until_s: float) -> None:
+def _nobody_asked(generations: list[Generation], until_s: float) -> bool:
     logger.debug("no catalog to ask for %d until %f", len(generations), until_s)
+    return False
 
 
 def _nowhere(generation: Generation) -> bool:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import ipaddress
 import logging
-import os
 from pathlib import Path
 from typing import Final
 
@@ -33,10 +32,10 @@ class _Note(msgspec.Struct):
     name: str
 
 
-def congestion_for(run_dir: Path, host: str) -> str:
+def congestion_for(run_dir: Path, host: str, *, scratch: Path) -> str:
     """Return what a data port on `host` shall use; "" = the kernel's default.
 
-    It may take some tenths of a second.
+    It may take some tenths of a second. `scratch` is a folder of the store's own.
     """
     if not _is_loopback(host):
         return ""
@@ -49,7 +48,7 @@ def congestion_for(run_dir: Path, host: str) -> str:
     if known is not None and (known.boot, known.allowed) == (here.boot, here.allowed):
         return known.name
     here.name = probe_congestion()
-    _write(path, here)
+    _write(path, here, scratch)
     return here.name
 
 
@@ -67,8 +66,8 @@ def _boot() -> str:
         return ""
 
 
-def _write(path: Path, note: _Note) -> None:
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+def _write(path: Path, note: _Note, scratch: Path) -> None:
+    fresh = scratch / path.name
     try:
         fresh.write_bytes(msgspec.json.encode(note))
         fresh.replace(path)
