@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 from tensorcast_dask.exceptions import TensorCastError
 from tensorcast_dask.store.records import ready_of
+from tensorcast_dask.store.state.replicas import Life
 from tensorcast_dask.tensors.checksums import chunk_range, chunk_sum, encode_sums
 
 if TYPE_CHECKING:
@@ -94,6 +95,8 @@ class Sums:
             sums = encode_sums(list(self._each(held)))
             core = self._core
             with core.lock:
+                if held.copy.life is Life.DROPPING:
+                    return  # the catalog has struck it: it must not hear of it again
                 held.replica.sums = sums
                 core.tell(
                     ready_of(
@@ -107,6 +110,8 @@ class Sums:
         view = held.view()
         step = self._core.settings.chunk_bytes
         for start in range(0, len(view), step):
+            if held.copy.life is Life.DROPPING:
+                return  # nobody will ask, and the segment waits for this lease
             yield chunk_sum(view[start : start + step])
 
     def _run(self) -> None:

@@ -255,6 +255,21 @@ def test_destroy_works_while_the_artifact_is_being_put(
             client.commit(gen, 4 * MIB)
 
 
+def test_the_catalog_hears_no_more_of_what_it_has_struck(
+    stores: Stores, stub: CatalogStub
+) -> None:
+    """Also when it goes while its sums are being computed."""
+    card = stores.start(link=stub.target, host_memory_bytes=256 * MIB)
+    with StoreClient(card) as client:
+        gen = client.put(content(192 * MIB))
+        stub.drop(card.node, gen, final=True)
+        heard = len(stub.heard(card.node, ReplicaReady))
+        eventually(lambda: client.host()["used_bytes"] == 0, within_s=10.0)
+        renewals = len(stub.heard(card.node, Renew))
+        eventually(lambda: len(stub.heard(card.node, Renew)) > renewals, within_s=10.0)
+        assert len(stub.heard(card.node, ReplicaReady)) == heard
+
+
 def test_a_store_evicts_spare_replicas_with_leave_and_nothing_else(
     stores: Stores, stub: CatalogStub
 ) -> None:
