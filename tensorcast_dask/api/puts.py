@@ -20,11 +20,13 @@ from typing import TYPE_CHECKING, Any, Final
 from tensorcast_dask.api.deadlines import Deadline, deadline
 from tensorcast_dask.api.names import check_labels, check_version, locate
 from tensorcast_dask.dataplane import arrays, memory
+from tensorcast_dask.dataplane.remote import allow_reader
 from tensorcast_dask.exceptions import (
     AlreadyExists,
     Gone,
     PeerLost,
     TensorCastError,
+    UnsupportedPlatform,
 )
 from tensorcast_dask.tensors.ids import (
     ArtifactId,
@@ -42,6 +44,7 @@ from tensorcast_dask.tensors.messages import (
     Create,
     Created,
     Done,
+    Fill,
     KeepCreating,
     Owner,
     Reserve,
@@ -214,7 +217,7 @@ def _send(
     frame = reserve(core, created, artifact_id, index.nbytes, labels, limit)
     try:
         if frame.message.mapped:
-            _fill_mapped(frame.take_fd(), index, sources)
+            _fill_here(core, created, frame, index, sources, limit)
         else:
             _fill_remote(core, created, index, sources, limit)
         commit = Commit(
@@ -257,13 +260,31 @@ def give_back(core: Core, created: Created) -> None:
         core.stores.ask(created.node, request, Done, deadline(5.0))
 
 
-def _fill_mapped(fd: int, index: Index, sources: Sequence[Source]) -> None:
+def _fill_here(
+    core: Core,
+    created: Created,
+    frame: Frame[Reserved],
+    index: Index,
+    sources: Sequence[Source],
+    limit: Deadline,
+) -> None:
     """Fill a segment of this host and close its description.
 
-    By `pwrite`, also into pages that are there: a map of the caller's own would have to make
-    its page table anew, which costs more than the copy (`docs/facts.md`).
+    Pages that are there: the store reads this process into a map that it keeps. Else, and
+    where it may not: by `pwrite`. A map of our own would have to make its page table anew,
+    which costs more than the copy (`docs/facts.md`).
     """
+    fd = frame.take_fd()
     try:
+        spans, others = arrays.spans(sources, index)
+        if frame.message.warm and not others:
+            allow_reader(created.node.pid)
+            request = Fill(
+                rid=core.link.next_rid(), generation=created.generation, spans=spans
+            )
+            with contextlib.suppress(UnsupportedPlatform):
+                core.stores.ask(created.node, request, Done, limit)
+                return
         arrays.write_into(sources, index, fd)
     finally:
         os.close(fd)

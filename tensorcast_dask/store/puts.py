@@ -13,14 +13,18 @@ Rules:
 from __future__ import annotations
 
 import functools
+import struct
 from typing import TYPE_CHECKING, Final, assert_never
 
 from tensorcast_dask.dataplane.memory import copy as copy_bytes
+from tensorcast_dask.dataplane.remote import read_process
 from tensorcast_dask.dataplane.server import Peer, Reply
 from tensorcast_dask.exceptions import (
     InvalidArgument,
     Mismatch,
+    PeerLost,
     TensorCastError,
+    UnsupportedPlatform,
 )
 from tensorcast_dask.store.core import Core, Reading, now_s
 from tensorcast_dask.store.records import digest_of_index
@@ -31,6 +35,7 @@ from tensorcast_dask.tensors.messages import (
     Abort,
     Commit,
     Done,
+    Fill,
     Reserve,
     Reserved,
     StoreReply,
@@ -68,7 +73,10 @@ class Puts:
         self._described: dict[str, int] = {}
 
     def handle(
-        self, request: Reserve | Write | Commit | Abort, payload: Payload, peer: Peer
+        self,
+        request: Reserve | Write | Fill | Commit | Abort,
+        payload: Payload,
+        peer: Peer,
     ) -> Reply:
         """Carry one request out."""
         match request:
@@ -76,6 +84,8 @@ class Puts:
                 return self._reserve(request, peer)
             case Write():
                 return self._write(request, payload)
+            case Fill():
+                return self._fill(request, peer)
             case Abort():
                 self._core.abort(request.generation, Tier.HOST)
                 return Reply(message=Done())
@@ -160,6 +170,29 @@ class Puts:
             core.release(held)
         return Reply(message=Done(nbytes=nbytes))
 
+    def _fill(self, request: Fill, peer: Peer) -> Reply:
+        """Read the caller's memory into its reservation."""
+        if not peer.unix:
+            message = (
+                "only over the unix socket is it known whose memory to read; use Write"
+            )
+            raise UnsupportedPlatform(message)
+        core = self._core
+        with core.lock:
+            filling = core.table.filling(request.generation, Tier.HOST)
+            held = core.hold(request.generation, filling.copy)
+        try:
+            spans = _checked_spans(request.spans, held.replica.nbytes)
+            view = held.view()
+            try:
+                _read_spans(peer.pid, spans, view)
+            except PeerLost as error:
+                message = f"the kernel does not let the store read its caller: {error}"
+                raise UnsupportedPlatform(message) from error
+        finally:
+            core.release(held)
+        return Reply(message=Done(nbytes=sum(length for _, _, length in spans)))
+
     def _take_in(
         self, held: Reading, filling: Filling, payload: Payload, offset: int
     ) -> None:
@@ -240,3 +273,32 @@ def _check_length(described: int, nbytes: int) -> None:
     if described != nbytes:
         message = f"the index describes {described} bytes, {nbytes} were reserved"
         raise Mismatch(message)
+
+
+_SPAN: Final = struct.Struct("<QQQ")
+
+
+def _checked_spans(packed: bytes, nbytes: int) -> list[tuple[int, int, int]]:
+    """Unpack (offset, address, length) triples that ascend, lie apart and fit."""
+    if len(packed) % _SPAN.size:
+        message = f"spans are triples of 8 bytes each, not {len(packed)} bytes"
+        raise InvalidArgument(message)
+    spans: list[tuple[int, int, int]] = list(_SPAN.iter_unpack(packed))
+    end = 0
+    for offset, _, length in spans:
+        if offset < end or offset + length > nbytes:
+            message = f"bytes {offset} to {offset + length} overlap, or do not fit {nbytes} reserved"
+            raise InvalidArgument(message)
+        end = offset + length
+    return spans
+
+
+def _read_spans(pid: int, spans: list[tuple[int, int, int]], view: memoryview) -> None:
+    """Read each span, and clear what lies between: a used segment holds old bytes."""
+    at = 0
+    for offset, address, length in (*spans, (len(view), 0, 0)):
+        if offset > at:
+            view[at:offset] = bytes(offset - at)
+        if length:
+            read_process(pid, address, view[offset : offset + length])
+        at = offset + length

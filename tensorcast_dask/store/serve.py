@@ -23,6 +23,7 @@ from tensorcast_dask.tensors.messages import (
     ChunkMapAsked,
     Commit,
     End,
+    Fill,
     Hello,
     LetGo,
     Open,
@@ -85,7 +86,7 @@ class Requests:
     def handle(self, request: StoreRequest, payload: Payload, peer: Peer) -> Reply:
         """Carry one request out."""
         match request:
-            case Reserve() | Write() | Commit() | Abort():
+            case Reserve() | Write() | Fill() | Commit() | Abort():
                 return self._puts.handle(request, payload, peer)
             case Open() | ReadChunk() | ReadRanges():
                 return self._reads.handle(request, peer)

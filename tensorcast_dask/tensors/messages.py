@@ -267,6 +267,20 @@ class Write(Message, frozen=True, kw_only=True):
     offset: int
 
 
+class Fill(Message, frozen=True, kw_only=True):
+    """Read the caller's own memory into a reservation: the fastest way into warm pages.
+
+    `spans` is little-endian u64 triples (offset in the segment, address, length), ascending
+    and apart; what they leave out becomes zero. Over the unix socket only, and where the
+    kernel lets the store read the caller (`process_vm_readv`): UnsupportedPlatform
+    otherwise, and nothing is lost. Answer: `Done`.
+    """
+
+    rid: RequestId
+    generation: Generation
+    spans: bytes
+
+
 class Commit(Message, frozen=True, kw_only=True):
     """The bytes are there; freeze them. Answer: `Done`, or Incomplete while a writer is left.
 
@@ -506,6 +520,7 @@ StoreRequest: TypeAlias = (
     | Proof
     | Reserve
     | Write
+    | Fill
     | Commit
     | Abort
     | Open

@@ -196,3 +196,38 @@ def test_sql_list_and_explain_tell_of_an_artifact(cast: tc.Session) -> None:
     ).rows
     assert rows == (("sql/a", 1), ("sql/b", 1))
     assert cast.explain(artifact)
+
+
+def test_a_recycled_segment_shows_nothing_of_its_former_content(
+    cast: tc.Session,
+) -> None:
+    """The second put lands in pages of the first: read by the store from this process."""
+    gaps = {f"t{n}": np.full(1000 + n, 200 + n % 50, np.uint8) for n in range(2000)}
+    other = {f"t{n}": np.full(999 + n, n % 50, np.uint8) for n in range(2000)}
+    for name, content in (("one", gaps), ("two", other), ("three", gaps)):
+        artifact = cast.put(content, f"recycled/{name}")
+        got = artifact.tensor_dict(framework="raw")
+        assert same(artifact.tensor_dict(framework="numpy"), content)
+        held = {k: bytes(raw.data) for k, raw in got.items()}
+        assert held == {k: t.tobytes() for k, t in content.items()}
+        del got
+        cast.destroy(artifact)
+
+
+def test_what_is_not_flat_is_stored_by_its_values_into_fresh_and_used_pages(
+    cast: tc.Session,
+) -> None:
+    rng = np.random.default_rng(4)
+    base = rng.standard_normal((1500, 1000))
+    tensors = {
+        "turned": base.T,
+        "every": base[::3, ::2],
+        "back": base[::-1],
+        "big": base,
+    }
+    for _ in range(3):
+        artifact = cast.put(tensors, "strided")
+        got = artifact.tensor_dict(framework="numpy")
+        assert all(np.array_equal(got[k], tensors[k]) for k in tensors)
+        del got
+        cast.destroy("strided")

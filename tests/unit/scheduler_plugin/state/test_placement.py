@@ -97,6 +97,19 @@ def test_evictable_bytes_are_free() -> None:
     assert free_bytes(one) == 0
 
 
+def test_of_nodes_with_about_as_much_room_one_with_warm_pages_is_chosen() -> None:
+    cold, warm = (
+        node("a", H1, capacity=1000, used=10),
+        node("b", H1, capacity=1000, used=30),
+    )
+    warm.uses = {Tier.HOST: TierUse(capacity_bytes=1000, used_bytes=30, warm_bytes=50)}
+    assert best(cold, warm, nbytes=50) == "b"
+    assert best(cold, warm, nbytes=51) == "a"
+    full = node("c", H1, capacity=1000)
+    full.uses = {Tier.HOST: TierUse(capacity_bytes=1000, used_bytes=500, warm_bytes=50)}
+    assert best(cold, full, nbytes=50) == "a"
+
+
 def test_a_choice_says_why() -> None:
     assert (
         "caller's host" in choose([node("a", H1), node("b", H2)], nbytes=1, host=H1)[1]
