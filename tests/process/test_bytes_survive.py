@@ -9,12 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from distributed import Client
+from distributed import Client, Future
 
 import tensorcast_dask as tc
 from tensorcast_dask.exceptions import DataLost
 from tests.kit.clusters import Cluster
 from tests.kit.eventually import eventually, never
+from tests.kit.tasks import keep_the_gil
 
 RELEASED_S = 3.0
 SETTINGS = {
@@ -173,3 +174,31 @@ def test_a_retired_workers_bytes_that_fit_nowhere_stay_readable(start: Start) ->
             cluster.wait_for_nodes(2, attended=1)
             never(lambda: len(cluster.stores()) != 2, for_s=RELEASED_S + 1)
             assert same(alone, big(1))
+
+
+def test_bytes_move_while_every_worker_is_in_a_call_that_keeps_the_gil(
+    start: Start,
+) -> None:
+    with start(SEPARATE_HOSTS="true", LEASE__TTL="0.5s") as cluster:
+        for name in ("a", "b"):
+            cluster.start_worker(name=name)
+        cluster.wait_for_nodes(2, attended=2)
+        with tc.connect(cluster.address) as cast, Client(cluster.address) as client:
+            a, b = cast.workers()
+            # (What a worker imports at its first task takes long enough by itself.)
+            client.run(keep_the_gil, 0)
+            busy = client.map(keep_the_gil, [4, 4], pure=False)
+            eventually(lambda: _all_run(client, busy), within_s=10)
+            artifact = cast.put(big(1), "x", worker=a)
+            cast.replicate(artifact, b)
+            assert same(artifact, big(1))
+            assert not any(future.done() for future in busy)
+            assert client.gather(busy) == [True, True]
+            assert len(cast.workers()) == 2
+            told = [event["topic"] for _, event in client.get_events("tensorcast")]
+            assert "node_lapsed" not in told
+
+
+def _all_run(client: Client, futures: list[Future]) -> bool:
+    running = client.processing()
+    return sum(map(len, running.values())) == len(futures) == len(running)

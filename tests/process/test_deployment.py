@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 from distributed import Client
 from distributed.security import Security
 
+import tensorcast_dask as tc
 from tensorcast_dask.deploy import about, install
 from tensorcast_dask.exceptions import CatalogUnavailable, TensorCastError
 from tensorcast_dask.tensors.messages import NodeCard
@@ -151,6 +153,25 @@ def test_with_dasks_security_links_and_data_ports_are_encrypted(folder: Path) ->
         assert node.card.tls
         with pytest.raises(TensorCastError):
             _say_hello_in_plain(node.card)
+
+
+def test_with_tls_bytes_go_between_hosts_and_to_a_program(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = SETTINGS | {"SEPARATE_HOSTS": "true"}
+    with Cluster(folder, settings, tls=certificates(folder)) as cluster:
+        monkeypatch.setenv("TENSORCAST_RUN_DIR", str(cluster.run_dir))
+        cluster.start_scheduler()
+        for name in ("a", "b"):
+            cluster.start_worker(name=name, nanny=False)
+        cluster.wait_for_nodes(2, attended=2)
+        with tc.connect(cluster.address, security=cluster.security()) as cast:
+            a, b = cast.workers()
+            wanted = np.random.default_rng(1).integers(0, 255, 9 << 20, np.uint8)
+            artifact = cast.put(wanted, "x", worker=a)
+            cast.replicate(artifact, b)
+            assert len(cast.locations(artifact)) == 2
+            assert artifact.tensor(framework="numpy").tobytes() == wanted.tobytes()
 
 
 def _say_hello_in_plain(card: NodeCard) -> None:
