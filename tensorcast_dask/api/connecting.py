@@ -26,7 +26,7 @@ from tensorcast_dask.api.deadlines import deadline
 from tensorcast_dask.api.session import Session
 from tensorcast_dask.api.stores import Stores
 from tensorcast_dask.config import Settings
-from tensorcast_dask.dataplane import hosts
+from tensorcast_dask.dataplane import auth, hosts
 from tensorcast_dask.exceptions import (
     CatalogUnavailable,
     InvalidArgument,
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
     from distributed import Worker as DaskWorker
     from tornado.ioloop import IOLoop
+
+    from tensorcast_dask.tensors.messages import TlsFiles
 
 __all__ = ["connect", "session_of_task"]
 
@@ -136,6 +138,7 @@ async def _open_with_client(
             client=client,
             host=_own_host(settings),
             own=None,
+            tls=_certificates(client),
             asynchronous=client._asynchronous,  # noqa: SLF001 - how the client was made
             limit=limit,
             after=client.close if owned else None,
@@ -146,6 +149,12 @@ async def _open_with_client(
         raise
     remember(session)
     return session
+
+
+def _certificates(client: Any) -> TlsFiles | None:
+    if not client.scheduler.address.startswith("tls://"):
+        return None
+    return auth.tls_files(client.security.get_tls_config_for_role("client"))
 
 
 def _own_host(settings: Settings) -> HostId:
@@ -163,6 +172,7 @@ async def _open(
     client: Any,
     host: HostId,
     own: NodeId | None,
+    tls: TlsFiles | None,
     asynchronous: bool,
     limit: Any,
     after: Callable[[], Awaitable[Any]] | None,
@@ -185,7 +195,7 @@ async def _open(
     except BaseException:
         await link.close()
         raise
-    stores = Stores(greeting, host, own)
+    stores = Stores(greeting, host, own, tls)
     link.on_greeting = stores.greet
     core = Core(
         loop=loop,
@@ -257,6 +267,7 @@ def _make_for(worker: DaskWorker) -> Session:
         client=None,
         host=node.host,
         own=node.card.node,
+        tls=node.tls,
         asynchronous=False,
         limit=deadline(_OPEN_S),
         after=None,

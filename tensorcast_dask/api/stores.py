@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tensorcast_dask.api.deadlines import Deadline
     from tensorcast_dask.dataplane.framing import Frame
     from tensorcast_dask.tensors.ids import HostId, NodeId
-    from tensorcast_dask.tensors.messages import StoreRequest
+    from tensorcast_dask.tensors.messages import StoreRequest, TlsFiles
 
 __all__ = ["Stores"]
 
@@ -47,13 +47,20 @@ class Stores:
         This process's host.
     own : NodeId, optional
         The node beside this worker; it is asked first.
+    tls : TlsFiles, optional
+        This process's certificates; the catalog's for clients where it has none.
     """
 
     def __init__(
-        self, greeting: SessionOpen, host: HostId, own: NodeId | None = None
+        self,
+        greeting: SessionOpen,
+        host: HostId,
+        own: NodeId | None = None,
+        tls: TlsFiles | None = None,
     ) -> None:
         self.host = host
         self.own = own
+        self._tls = tls
         self._lock = threading.Lock()
         self._greeting = greeting
         self._cards: dict[NodeId, NodeCard] = {}
@@ -83,7 +90,7 @@ class Stores:
         return Credentials(
             cluster=greeting.cluster,
             token=greeting.token,
-            tls=greeting.tls,
+            tls=self._tls or greeting.tls,
             role=Role.CLIENT,
             host=self.host,
         )

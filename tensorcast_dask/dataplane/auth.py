@@ -27,6 +27,7 @@ import os
 import ssl
 import struct
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tensorcast_dask.dataplane.hosts import peer_credentials
@@ -41,7 +42,7 @@ from tensorcast_dask.tensors.messages import (
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping
 
     from tensorcast_dask.tensors.ids import ClusterId, Incarnation, NodeId
 
@@ -56,6 +57,7 @@ __all__ = [
     "client_tls",
     "mint_token",
     "server_tls",
+    "tls_files",
 ]
 
 TOKEN_BYTES: Final = 32
@@ -239,6 +241,40 @@ def check_uid(sock: socket.socket, *, allow_uids: Collection[int] = ()) -> int:
 
 
 # ------------------------------------------------------------------ TLS
+def tls_files(found: Mapping[str, str | None]) -> TlsFiles | None:
+    """Read certificates as Dask's `Security` names them: each a path or PEM text.
+
+    Parameters
+    ----------
+    found : mapping
+        With `ca_file`, `cert` and `key`; without a key it is in the file of `cert`.
+
+    Returns
+    -------
+    TlsFiles or None
+        None when there is no certificate.
+
+    Raises
+    ------
+    InvalidArgument
+        When a file cannot be read.
+    """
+    ca, cert = found.get("ca_file"), found.get("cert")
+    if not ca or not cert:
+        return None
+    return TlsFiles(ca=_pem(ca), cert=_pem(cert), key=_pem(found.get("key") or cert))
+
+
+def _pem(text_or_path: str) -> str:
+    if "\n" in text_or_path:
+        return text_or_path
+    try:
+        return Path(text_or_path).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        message = f"the certificate {text_or_path} cannot be read ({error}); check distributed.comm.tls"
+        raise InvalidArgument(message) from error
+
+
 @lru_cache(maxsize=4)
 def client_tls(files: TlsFiles) -> ssl.SSLContext:
     """Make the context of an opening side; the same one for the same files."""

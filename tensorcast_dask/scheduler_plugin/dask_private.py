@@ -15,16 +15,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from tensorcast_dask.tensors.messages import TlsFiles
+from tensorcast_dask.dataplane import auth
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Awaitable, Callable
 
     from distributed import Scheduler
+
+    from tensorcast_dask.tensors.messages import TlsFiles
 
 __all__ = [
     "EXTENSION",
@@ -127,14 +128,4 @@ def tls_files(scheduler: Scheduler) -> TlsFiles | None:
     if not scheduler.address.startswith("tls://"):
         return None
     found = scheduler.security.get_tls_config_for_role("client")  # type: ignore[no-untyped-call]
-    ca, cert = found["ca_file"], found["cert"]
-    if not ca or not cert:
-        return None
-    key = found["key"] or cert
-    return TlsFiles(ca=_pem(ca), cert=_pem(cert), key=_pem(key))
-
-
-def _pem(text_or_path: str) -> str:
-    if "\n" in text_or_path:
-        return text_or_path
-    return Path(text_or_path).read_text()
+    return auth.tls_files(found)

@@ -26,19 +26,20 @@ import json
 import logging
 import os
 import signal
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import psutil
 from distributed.core import Status
 from distributed.system import MEMORY_LIMIT
 
-from tensorcast_dask.tensors.messages import TlsFiles
+from tensorcast_dask.dataplane import auth
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from distributed import Nanny, Worker
+
+    from tensorcast_dask.tensors.messages import TlsFiles
 
 __all__ = [
     "ask_grant",
@@ -214,11 +215,4 @@ def tls_files(worker: Worker) -> TlsFiles | None:
     if not worker.scheduler.address.startswith("tls://"):
         return None
     found = worker.security.get_tls_config_for_role("worker")  # type: ignore[no-untyped-call]
-    ca, cert = found["ca_file"], found["cert"]
-    return TlsFiles(ca=_pem(ca), cert=_pem(cert), key=_pem(found["key"] or cert))
-
-
-def _pem(text_or_path: str) -> str:
-    if "\n" in text_or_path:
-        return text_or_path
-    return Path(text_or_path).read_text()
+    return auth.tls_files(found)
