@@ -132,3 +132,20 @@ def test_uses_count_by_unique_storage() -> None:
     assert found[DISK].evictable_bytes == PAGE
     assert found[HOST].replicas == 3
     assert one in t.tiers[HOST].loose
+
+
+def test_a_replica_that_is_spilled_is_not_asked_for_too() -> None:
+    t = table(disk_bytes=PAGE)
+    one, two, three = (hold(t, n, spare=True) for n in (1, 2, 3))
+    t.acquire(two)
+    found = ask(t, 9)
+    assert (found.spill, found.ask) == ([one], [three])
+
+
+def test_what_is_in_use_is_not_spilled() -> None:
+    t = table(disk_bytes=100 * PAGE)
+    one, two = hold(t, 1), hold(t, 2)
+    held = t.acquire(one)
+    assert ask(t, 9).spill == [two]
+    t.release(*held)
+    assert ask(t, 9).spill == [two, one]

@@ -236,3 +236,15 @@ def test_a_late_arrival_of_a_chunk_that_was_given_back_is_ignored() -> None:
     assert fetches(run(plan, Dropped(source=1, chunk=1))) == [(0, 1)]
     assert run(plan, arrived(1, 1)) == []
     assert run(plan, arrived(0, 1)) == [Finished()]
+
+
+def test_what_is_here_is_said_chunk_by_chunk() -> None:
+    plan = planner(2)
+    plan.start(now_s=0.0)
+    sums = (9).to_bytes(8, "little") + bytes(24)
+    run(plan, mapped(0, sums=sums), mapped(1, sums=sums))
+    assert plan.have() == b"\x00"
+    run(plan, arrived(0, 1))
+    assert plan.have() == b"\x02"
+    run(plan, Dropped(source=1, chunk=0))  # nobody asked it of that one
+    assert plan.have() == b"\x02"

@@ -70,3 +70,18 @@ def test_a_slab_knows_how_long_its_longest_range_may_be() -> None:
     assert slab.take(64) == 0
     assert not slab.has_room(SLAB)
     assert slab.longest_bytes == SLAB - 64
+
+
+def test_a_slab_that_was_believed_to_have_room_corrects_itself() -> None:
+    slab = Slab(1, SLAB, [0, 256], {0: 64, 256: 64}, 128, SLAB)
+    assert slab.take(128) is None
+    assert slab.longest_bytes == 64
+    assert slab.take(64) == 0
+
+
+def test_a_slab_that_knows_it_has_no_room_is_not_searched() -> None:
+    made = slabs()
+    for _ in range(16):
+        made.take(64)
+    assert not made.can_take(64)
+    assert not made.can_take(64)

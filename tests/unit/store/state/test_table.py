@@ -278,3 +278,13 @@ def test_the_highest_generation_is_remembered_after_it_went() -> None:
     hold(t, 3)
     t.drop(gen, why="x")
     assert t.highest == 9
+
+
+def test_only_the_newest_of_what_is_gone_is_remembered() -> None:
+    t = table()
+    for number in range(1, 16_387):
+        t.drop(Generation(number), why="destroyed", final=True)
+    assert len(t.gone) == 16_384
+    hold(t, 2)
+    with pytest.raises(Gone):
+        reserve(t, 3)
