@@ -17,6 +17,7 @@ import json
 import os
 import signal
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -56,6 +57,7 @@ from tensorcast_dask.tensors.messages import (
     Done,
     DoPull,
     End,
+    Fill,
     FromNode,
     Hello,
     Inventory,
@@ -268,6 +270,11 @@ class StoreClient:
         self.call(
             Write(rid=self.rid(), generation=gen, offset=offset), Done, payload=data
         )
+
+    def fill_from(self, gen: Generation, spans: list[tuple[int, int, int]]) -> None:
+        """Have the store read (offset, address, length) of this process's memory."""
+        packed = b"".join(struct.pack("<QQQ", *span) for span in spans)
+        self.call(Fill(rid=self.rid(), generation=gen, spans=packed), Done)
 
     def commit(
         self, gen: Generation, nbytes: int, *, rid: RequestId | None = None

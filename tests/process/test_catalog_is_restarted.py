@@ -75,7 +75,8 @@ def test_p31_everything_is_readable_after_a_kill_of_the_scheduler_whatever_its_j
         cluster.start_scheduler()
         with tc.connect(cluster.address) as cast:
             eventually(
-                lambda: all(cast.exists(f"x/{n}") for n in range(ARTIFACTS)), within_s=20
+                lambda: all(cast.exists(f"x/{n}") for n in range(ARTIFACTS)),
+                within_s=20,
             )
             for number in range(ARTIFACTS):
                 assert same(cast.artifact(f"x/{number}"), number)
@@ -101,7 +102,9 @@ def test_p31_a_draft_is_committed_by_the_successor_of_the_scheduler_that_began_i
         cluster.start_worker(name="a")
         cluster.wait_for_nodes(1, attended=1)
         with tc.connect(cluster.address) as cast:
-            big = np.zeros(4 << 17)  # it owns a segment, so that it can be built in place
+            big = np.zeros(
+                4 << 17
+            )  # it owns a segment, so that it can be built in place
             draft = cast.create({"t": big}, "draft")
             draft.tensors(framework="numpy")["t"][:] = 7.5
             cast.put(content(1), "later")  # the draft's row is on disk with this one's

@@ -10,6 +10,7 @@ import textwrap
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tensorcast_dask.dataplane.channel import Prefer
@@ -22,6 +23,7 @@ from tensorcast_dask.exceptions import (
     Mismatch,
     NotFound,
     TensorCastError,
+    UnsupportedPlatform,
 )
 from tensorcast_dask.tensors.ids import ArtifactId, RequestId, Version
 from tensorcast_dask.tensors.messages import (
@@ -191,6 +193,46 @@ def test_sums_of_chunks_are_known_soon_after_the_commit(stores: Stores) -> None:
 
         found = eventually(sums, within_s=10.0)
         assert found == encode_sums(list(chunk_sums(data, len(data), 64 << 10)))
+
+
+def test_the_store_reads_its_callers_memory_and_clears_what_lies_between(
+    stores: Stores,
+) -> None:
+    with StoreClient(stores.start()) as client:
+        mine = np.frombuffer(content(MIB, 4), np.uint8).copy()
+        gen = generation()
+        _, fd = client.reserve(gen, MIB)
+        os.close(fd)
+        at = mine.ctypes.data
+        client.fill_from(gen, [(10, at, 1000), (5000, at + 2000, 700_000)])
+        client.commit(gen, MIB)
+        wanted = bytearray(MIB)
+        wanted[10:1010] = mine[:1000].tobytes()
+        wanted[5000:705_000] = mine[2000:702_000].tobytes()
+        assert client.read(gen) == wanted
+
+
+def test_spans_that_overlap_or_do_not_fit_and_strangers_are_refused(
+    stores: Stores,
+) -> None:
+    card = stores.start(link=nowhere())
+    mine = np.zeros(MIB, np.uint8)
+    at = mine.ctypes.data
+    with StoreClient(card) as client, StoreClient(card, prefer=Prefer.TCP) as remote:
+        gen = generation()
+        _, fd = client.reserve(gen, MIB)
+        os.close(fd)
+        for spans in (
+            [(0, at, 100), (50, at, 100)],
+            [(MIB - 1, at, 2)],
+            [(100, at, 10), (0, at, 10)],
+        ):
+            with pytest.raises(InvalidArgument, match="overlap, or do not fit"):
+                client.fill_from(gen, spans)
+        with pytest.raises(UnsupportedPlatform, match="unix socket"):
+            remote.fill_from(gen, [(0, at, 10)])
+        with pytest.raises(UnsupportedPlatform, match="kernel"):
+            client.fill_from(gen, [(0, 4096, 10)])
 
 
 # ------------------------------------------------------------------ identity and repeats
