@@ -93,8 +93,11 @@ class Inventories:
         if record is None:
             return
         if message.generation in node.claimed:
-            left = (t for t in node.claimed[message.generation] if t != message.tier)
-            node.claimed[message.generation] = tuple(left)
+            left = (
+                t for t in node.claimed.pop(message.generation) if t != message.tier
+            )
+            if tiers := tuple(left):
+                node.claimed[message.generation] = tiers
         self._stories.tell(
             self._outbox.now_s,
             (record.id, node.node),

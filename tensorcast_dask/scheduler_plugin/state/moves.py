@@ -217,13 +217,12 @@ class Moves:
     def _again(self, move: Move) -> None:
         if self._moves.get(move.key) is not move or move.task is not None:
             return
-        if move.node.live:
-            self._start(move)
+        try:
+            self._nodes.live(move.node.node)
+        except TensorCastError as error:
+            self._end(move, error)
         else:
-            try:
-                self._nodes.live(move.node.node)
-            except TensorCastError as error:
-                self._end(move, error)
+            self._start(move)
 
     def _tell(self, move: Move, done: TaskDone) -> None:
         record, node = move.record, move.node

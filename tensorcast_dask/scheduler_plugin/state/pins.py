@@ -131,7 +131,3 @@ class Pins:
         record = self._names.versions.get(generation)
         if record is not None:
             self.on_change(record)
-
-    def all(self) -> tuple[PinRecord, ...]:
-        """Every pin that runs."""
-        return tuple(self._pins.values())

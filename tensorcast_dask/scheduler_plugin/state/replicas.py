@@ -134,8 +134,6 @@ class Replicas:
         for generation, record in list(self.by_node.get(node.node, {}).items()):
             tiers = node.claimed.get(generation)
             if tiers is None:
-                if record.creating:
-                    continue
                 self.strike(record, node.node)
             elif record.holders[node.node].tiers != tiers:
                 record.holders[node.node].tiers = tiers

@@ -4,6 +4,7 @@ import pytest
 
 from tensorcast_dask.exceptions import (
     AlreadyExists,
+    CapacityError,
     CorruptFile,
     DeadlineExceeded,
     Gone,
@@ -12,7 +13,7 @@ from tensorcast_dask.exceptions import (
 )
 from tensorcast_dask.tensors import messages as m
 from tensorcast_dask.tensors.ids import ArtifactId, NodeId
-from tests.kit.catalogs import Desk, FakeNode, Program
+from tests.kit.catalogs import Desk, FakeNode, Program, index_of
 
 
 def scene() -> tuple[Desk, FakeNode, Program]:
@@ -139,3 +140,45 @@ def test_save_at_a_node_that_does_not_hold_it_or_of_a_registration_is_refused() 
     a.fail_next = m.Fault(kind="CorruptFile", message="disk")
     with pytest.raises(CorruptFile):
         p.call(save(p, info), m.Moved)
+
+
+def test_a_load_that_brings_no_index_or_announces_nothing_is_no_artifact() -> None:
+    d, a, p = scene()
+    a.obedient = False
+    for spoil in ("index", "announcement"):
+        rid = p.ask(load(p))
+        (order,) = [one for one in a.inbox if isinstance(one, m.DoLoad)]
+        a.inbox.clear()
+        if spoil == "index":
+            a.hold(d.record(order.generation, "x", order.version, index_of(9)))
+        result = b"\xff" if spoil == "index" else index_of(9).encode()
+        a.say(m.TaskDone(task=order.task, result=result))
+        d.flush()
+        with pytest.raises((CorruptFile, Mismatch)):
+            p.result(rid, m.ArtifactInfo)
+        with pytest.raises(NotFound):
+            p.resolve("x")
+
+
+def test_a_copy_that_is_destroyed_meanwhile_ends_gone() -> None:
+    d, a, p = scene()
+    owner = d.node("i", "h-client", kind="instance")
+    lent = p.put("x", owner=m.Owner.CALLER, node=owner.node)
+    a.obedient = False
+    rid = p.ask(m.Publish(rid=p.rid(), generation=lent.generation))
+    p.destroy("x")
+    a.obey_all()
+    d.flush()
+    with pytest.raises(Gone):
+        p.result(rid, m.ArtifactInfo)
+    assert a.held == {}
+
+
+def test_a_copy_for_which_there_is_no_room_is_refused() -> None:
+    d = Desk()
+    p = d.program()
+    owner = d.node("i", "h-client", kind="instance")
+    lent = p.put("x", owner=m.Owner.CALLER, node=owner.node)
+    with pytest.raises(CapacityError):
+        p.publish(lent.generation)
+    assert d.catalog.debug_state()["creations"] == 0

@@ -198,3 +198,30 @@ def test_a_rebuilt_catalog_does_not_commit_what_its_own_writers_gave_back() -> N
     assert a.held == {}
     with pytest.raises(NotFound):
         p.resolve("x")
+
+
+def test_what_is_dropped_while_an_inventory_arrives_is_not_claimed() -> None:
+    d = Desk()
+    a = d.node("a")
+    p = d.program()
+    info = p.put("x")
+    record = a.held[info.generation]
+    a.incarnation = 2
+    a.join(announce=False)
+    a.say(m.Inventory(replicas=(record,), more=True))
+    a.say(m.ReplicaDropped(generation=info.generation, tier=m.Tier.HOST, why="full"))
+    a.say(m.Inventory(replicas=()))
+    with pytest.raises(DataLost):
+        p.locate(info.generation)
+
+
+def test_a_tier_that_a_new_life_does_not_have_is_taken_off() -> None:
+    d = Desk()
+    a = d.node("a")
+    p = d.program()
+    info = p.put("x")
+    disk = msgspec.structs.replace(a.held[info.generation], tier=m.Tier.DISK)
+    a.say(m.ReplicaReady(record=disk))
+    a.join()
+    record = d.catalog.names.versions[info.generation]
+    assert record.holders[a.node].tiers == (m.Tier.HOST,)

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from tensorcast_dask.exceptions import CorruptFile, PeerLost
+from tensorcast_dask.exceptions import CorruptFile, Gone, PeerLost
 from tensorcast_dask.tensors import messages as m
-from tensorcast_dask.tensors.ids import NodeId
+from tensorcast_dask.tensors.ids import NodeId, RequestId
 from tests.kit.catalogs import Desk, Program
 
 
@@ -100,4 +100,48 @@ def test_a_move_to_a_node_whose_lease_lapses_ends_with_peer_lost() -> None:
     d.nodes[NodeId("b")].lose_link()
     d.pass_time(7.0)
     with pytest.raises(PeerLost):
+        p.result(rid, m.Moved)
+
+
+def resting(d: Desk, p: Program, info: m.ArtifactInfo, deadline_s: float) -> RequestId:
+    """Have a move fail in a way that may pass, so that it rests before its next try."""
+    rid = p.ask(ensure(p, info, deadline_s=deadline_s))
+    b = d.nodes[NodeId("b")]
+    b.fail_next = m.Fault(kind="PeerLost", message="stalled")
+    b.obey_all()
+    return rid
+
+
+def test_a_resting_move_that_nobody_wants_any_more_does_not_start_again() -> None:
+    d, p, info = scene()
+    rid = resting(d, p, info, 9.0)
+    p.call(m.CancelAsked(rid=p.rid(), asked=rid), type(None))
+    d.pass_time(1.0)
+    assert pulls(d) == []
+    assert d.catalog.debug_state()["moves"] == 0
+
+
+def test_a_resting_move_ends_with_its_version_or_its_node() -> None:
+    d, p, info = scene()
+    rid = resting(d, p, info, 90.0)
+    p.ask(m.Destroy(rid=p.rid(), id=info.id))
+    with pytest.raises(Gone):
+        p.result(rid, m.Moved)
+    d, p, info = scene()
+    rid = resting(d, p, info, 90.0)
+    d.catalog.nodes.give_up(d.catalog.nodes.live(NodeId("b")), why="told so")
+    d.pass_time(1.0)
+    with pytest.raises(PeerLost):
+        p.result(rid, m.Moved)
+
+
+def test_a_move_gives_up_after_some_tries() -> None:
+    d, p, info = scene()
+    rid = p.ask(ensure(p, info, deadline_s=90.0))
+    b = d.nodes[NodeId("b")]
+    for _ in range(4):
+        b.fail_next = m.Fault(kind="PeerLost", message="stalled")
+        b.obey_all()
+        d.pass_time(0.2)
+    with pytest.raises(PeerLost, match="stalled"):
         p.result(rid, m.Moved)

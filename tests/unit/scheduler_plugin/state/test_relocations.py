@@ -1,16 +1,25 @@
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from tensorcast_dask.exceptions import (
     CapacityError,
+    DataLost,
     DeadlineExceeded,
     Gone,
+    Mismatch,
     NotFound,
     PeerLost,
 )
 from tensorcast_dask.tensors import messages as m
-from tensorcast_dask.tensors.ids import Generation, HostId, NodeId
+from tensorcast_dask.tensors.ids import (
+    ArtifactId,
+    Generation,
+    HostId,
+    NodeId,
+    RequestId,
+)
 from tests.kit.catalogs import Desk, Program
 
 
@@ -226,3 +235,111 @@ def test_drain_takes_its_deadline_as_the_end_and_gives_the_receipt() -> None:
     receipt = p.result(rid, m.Drained)
     assert receipt.stayed[0][0] == info.generation
     assert d.catalog.debug_state()["moves"] == 0
+
+
+def waiting(kind: str) -> tuple[Desk, Program, m.ArtifactInfo, RequestId]:
+    """A request that waits for a node to claim its replica after a restart."""
+    d, p = desk("a", "b")
+    info = p.put("x", node=NodeId("a"))
+    d = d.restart()
+    p.open()
+    d.nodes[NodeId("b")].join()
+    if kind == "ensure":
+        rid = p.ask(ensure(p, info.generation, deadline_s=60.0))
+    elif kind == "migrate":
+        rid = p.ask(migrate(p, info.generation, "a", "b", deadline_s=60.0))
+    else:
+        rid = p.ask(
+            m.SaveFile(
+                rid=p.rid(), generation=info.generation, path="/o", deadline_s=60.0
+            )
+        )
+    d.flush()
+    assert not p.answered(rid)
+    return d, p, info, rid
+
+
+@pytest.mark.parametrize("kind", ["ensure", "migrate", "save"])
+def test_p31_a_request_waits_for_the_claim_after_a_restart_and_goes_on(
+    kind: str,
+) -> None:
+    d, p, _, rid = waiting(kind)
+    d.nodes[NodeId("a")].join()
+    d.flush()
+    assert p.result(rid, m.Moved).location.card.node in {"a", "b"}
+
+
+@pytest.mark.parametrize("kind", ["ensure", "migrate", "save"])
+def test_a_request_that_waits_for_a_claim_ends_when_it_is_lost_or_destroyed(
+    kind: str,
+) -> None:
+    d, p, _, rid = waiting(kind)
+    d.pass_time(11.0)
+    with pytest.raises(DataLost):
+        p.result(rid, m.Moved)
+    d, p, _, rid = waiting(kind)
+    p.ask(m.Destroy(rid=p.rid(), id=ArtifactId("x")))
+    d.flush()
+    with pytest.raises(Gone):
+        p.result(rid, m.Moved)
+    d, p, _, rid = waiting(kind)
+    p.call(m.CancelAsked(rid=p.rid(), asked=rid), type(None))
+    d.nodes[NodeId("a")].join()
+    with pytest.raises(DeadlineExceeded):
+        p.result(rid, m.Moved)
+
+
+def test_a_migration_whose_source_was_pinned_meanwhile_keeps_both() -> None:
+    d, p = desk("a", "b")
+    info = p.put("x", node=NodeId("a"))
+    d.nodes[NodeId("b")].obedient = False
+    rid = p.ask(migrate(p, info.generation, "a", "b"))
+    pin = m.Pin(rid=p.rid(), generation=info.generation, ttl_s=60.0, node=NodeId("a"))
+    p.call(pin, m.Pinned)
+    d.nodes[NodeId("b")].obey_all()
+    d.flush()
+    with pytest.raises(Mismatch, match="pinned"):
+        p.result(rid, m.Moved)
+    assert sorted(p.locate(info.generation)) == ["a", "b"]
+
+
+def test_a_migration_that_has_switched_ends_well_at_its_deadline() -> None:
+    d, p = desk("a", "b")
+    info = p.put("x", node=NodeId("a"))
+    d.nodes[NodeId("a")].obedient = False
+    rid = p.ask(migrate(p, info.generation, "a", "b", deadline_s=1.0))
+    d.pass_time(1.5)
+    assert p.result(rid, m.Moved).location.card.node == "b"
+    assert p.locate(info.generation) == ["b"]
+
+
+def test_a_disk_copy_on_the_host_is_brought_up_there() -> None:
+    d, p = desk("a")
+    b = d.node("b", "hb")
+    info = p.put("x", node=NodeId("a"))
+    disk = msgspec.structs.replace(
+        d.nodes[NodeId("a")].held[info.generation], tier=m.Tier.DISK
+    )
+    b.hold(disk)
+    moved = p.call(ensure(p, info.generation, host="hb"), m.Moved)
+    assert moved.location.card.node == "b"
+    assert moved.location.tier is m.Tier.HOST
+
+
+def test_a_drain_passes_over_what_is_destroyed_meanwhile_and_can_be_cancelled() -> None:
+    d, p = desk("a", "b")
+    for number in range(12):
+        p.put(f"x{number}", node=NodeId("a"))
+    d.nodes[NodeId("b")].obedient = False
+    rid = p.ask(drain(p, "a"))
+    for number in range(12):
+        p.ask(m.Destroy(rid=p.rid(), id=ArtifactId(f"x{number}")))
+    d.flush()
+    assert p.result(rid, m.Drained).moved == ()
+    d, p = desk("a", "b")
+    p.put("x", node=NodeId("a"))
+    d.nodes[NodeId("b")].obedient = False
+    rid = p.ask(drain(p, "a"))
+    p.call(m.CancelAsked(rid=p.rid(), asked=rid), type(None))
+    assert d.catalog.debug_state()["moves"] == 0
+    assert p.put("y", node=NodeId("a")).version == 1
