@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final, assert_never
 
 import msgspec
 
+from tensorcast_dask.exceptions import Unknown
 from tensorcast_dask.scheduler_plugin.links import Links
 from tensorcast_dask.scheduler_plugin.sessions import Sessions
 from tensorcast_dask.scheduler_plugin.state.catalog import Catalog
@@ -143,20 +144,29 @@ class CatalogService:
         self._busy = True
         try:
             while self._events:
-                for instruction in self.catalog.handle(
-                    self._events.popleft(), now_s=time.monotonic()
-                ):
-                    self._carry_out(instruction)
-        except Exception:
-            # The catalog promises not to raise; if it does, one event is lost, not all.
-            log.exception("the catalog failed at an event")
-            self._loop.call_soon(self._go_on)
+                for instruction in self._handle(self._events.popleft()):
+                    self._try_to_carry_out(instruction)
         finally:
             self._busy = False
 
-    def _go_on(self) -> None:
-        if self._events and not self._busy:
-            self.tell(TimePassed())
+    def _handle(self, event: Event) -> list[Instruction]:
+        """Ask the catalog. It promises not to raise; if it does, one event is lost, not all."""
+        try:
+            return self.catalog.handle(event, now_s=time.monotonic())
+        except Exception:
+            log.exception("the catalog failed at %s", type(event).__name__)
+        if not isinstance(event, Asked):
+            return []
+        error = Unknown("the catalog failed at this request; see the scheduler's log")
+        return [
+            Reply(session=event.session, rid=event.request.rid, value=Fault.of(error))
+        ]
+
+    def _try_to_carry_out(self, instruction: Instruction) -> None:
+        try:
+            self._carry_out(instruction)
+        except Exception:
+            log.exception("could not carry out %s", type(instruction).__name__)
 
     def tell_soon(self, event: Event) -> None:
         """Hand over an event from another thread."""

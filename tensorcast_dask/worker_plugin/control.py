@@ -14,7 +14,6 @@ from __future__ import annotations
 import logging
 import os
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -32,22 +31,21 @@ from tensorcast_dask.tensors.messages import (
     LetGo,
     Role,
 )
+from tensorcast_dask.worker_plugin import pressure
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from tensorcast_dask.tensors.ids import HostId
     from tensorcast_dask.tensors.messages import LinkTarget, NodeCard, StoreSettings
 
-__all__ = ["Control", "Identity", "prefer_to_be_killed"]
+__all__ = ["Control", "Identity"]
 
 log = logging.getLogger(__name__)
 
 ADOPT_S: Final = 10.0
 LET_GO_S: Final = 2.0
-#: Added to a worker's score after its store was started: under pressure the kernel takes
-#: the worker, whose work can be done again, and not the bytes.
-OOM_SCORE_ADD: Final = 200
 
 
 class Identity:
@@ -129,7 +127,8 @@ class Control:
             When none comes up.
         """
         hosts.clean_dead(self._folder)
-        return self._launch(self._identity.settings, self._start_timeout_s)
+        with pressure.as_at_start():
+            return self._launch(self._identity.settings, self._start_timeout_s)
 
     def adopt(self, card: NodeCard, *, mapping: bool, grant: bytes = b"") -> NodeCard:
         """Ask for a store and keep the connection.
@@ -207,13 +206,3 @@ class Control:
 def _anyone(card: NodeCard) -> NodeCard:
     """Any incarnation of that store will do."""
     return msgspec.structs.replace(card, incarnation=Incarnation(0))
-
-
-def prefer_to_be_killed() -> None:
-    """Raise this process's score with the kernel's out-of-memory killer."""
-    path = Path("/proc/self/oom_score_adj")
-    try:
-        now = int(path.read_text())
-        path.write_text(str(min(1000, now + OOM_SCORE_ADD)))
-    except (OSError, ValueError) as error:
-        log.debug("oom_score_adj stays as it is: %s", error)

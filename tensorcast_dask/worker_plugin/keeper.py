@@ -16,8 +16,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from tensorcast_dask.exceptions import TensorCastError
-from tensorcast_dask.worker_plugin import dask_private
-from tensorcast_dask.worker_plugin.control import prefer_to_be_killed
+from tensorcast_dask.worker_plugin import dask_private, pressure
 from tensorcast_dask.worker_plugin.state.supervision import (
     Adopt,
     Adopted,
@@ -221,8 +220,6 @@ class Keeper:
         except (TensorCastError, OSError) as error:
             self.tell(StartFailed(why=str(error)))
             return
-        if not self.worker.address.startswith("inproc://"):
-            prefer_to_be_killed()
         self.tell(Started(card=card))
 
     async def _adopt(self, card: NodeCard, *, again: bool = False) -> None:
@@ -244,6 +241,10 @@ class Keeper:
             self.tell(Adopted(card=adopted))
         if self._state.phase is Phase.ATTENDING:
             self._watch(adopted.node)
+            if not self.worker.address.startswith(
+                "inproc://"
+            ):  # else it is the program
+                pressure.prefer_this_process()
 
     async def _grant(self, card: NodeCard) -> bytes:
         """Ask the scheduler for the right to a store that another worker seems to hold."""

@@ -6,13 +6,17 @@ import os
 import signal
 from pathlib import Path
 
+import numpy as np
 import pytest
+from distributed import Client
 
+import tensorcast_dask as tc
 from tensorcast_dask.tensors.messages import NodeCard
 from tests.kit.eventually import eventually
 from tests.kit.local import local_cluster, stores_in
 
 SETTINGS = {"store": {"released-ttl": "3s"}}
+SEPARATE = {**SETTINGS, "separate-hosts": True}
 
 
 @pytest.fixture
@@ -73,3 +77,23 @@ def test_a_store_that_dies_is_replaced_under_the_same_worker(
             return [card.node for card in found] not in ([], [before.node])
 
         eventually(replaced, within_s=15, what="another store")
+
+
+def test_adaptive_scaling_loses_nothing(run_dir: Path) -> None:
+    with local_cluster(run_dir, n_workers=3, settings=SEPARATE) as cluster:
+        attended(run_dir, 3)
+        with Client(cluster) as client, tc.connect(client) as cast:
+            eventually(lambda: len(cast.workers()) == 3, within_s=10)
+            wanted = {
+                name: np.random.default_rng(seed).integers(0, 255, 3 << 20, np.uint8)
+                for seed, name in enumerate("abc")
+            }
+            kept = {
+                name: cast.put(wanted[name], name, worker=worker)
+                for name, worker in zip("abc", cast.workers(), strict=True)
+            }
+            cluster.adapt(minimum=1, maximum=3, interval="50ms", wait_count=1)
+            eventually(lambda: len(cast.workers()) == 1, within_s=30)
+            for name, artifact in kept.items():
+                got = artifact.tensor(framework="numpy")
+                assert got.tobytes() == wanted[name].tobytes()

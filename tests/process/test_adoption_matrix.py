@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from distributed import Client
@@ -97,6 +98,11 @@ def wait_until_all_compute(cluster: Cluster, count: int) -> None:
     with Client(cluster.address) as client:
         client.wait_for_workers(count, timeout=30)
         assert set(client.run(int, "1").values()) == {1}
+
+
+def oom_score(pid: int) -> int:
+    """How much likelier than others the kernel takes a process when memory runs out."""
+    return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
 
 
 def one_worker(cluster: Cluster, *, name: str, nanny: bool) -> tuple[Process, NodeCard]:
@@ -264,7 +270,8 @@ def test_a_scheduler_that_stood_still_finds_no_lease_lapsed(cluster: Cluster) ->
 
 
 def test_a_store_that_dies_is_replaced_under_the_same_worker(cluster: Cluster) -> None:
-    _, card = one_worker(cluster, name="w", nanny=False)
+    worker, card = one_worker(cluster, name="w", nanny=False)
+    score = oom_score(card.pid)
     os.kill(card.pid, signal.SIGKILL)
 
     def replaced() -> bool:
@@ -273,6 +280,7 @@ def test_a_store_that_dies_is_replaced_under_the_same_worker(cluster: Cluster) -
     eventually(replaced, within_s=20, what="another store")
     (node,) = cluster.wait_for_nodes(1, attended=1)
     assert node.card.node != card.node
+    assert oom_score(node.card.pid) == score < oom_score(worker.pid)
 
 
 def test_a_call_that_keeps_the_gil_for_seconds_loses_no_short_lease(
