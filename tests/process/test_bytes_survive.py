@@ -131,11 +131,11 @@ def test_a_restarted_worker_is_not_credited_with_what_died_with_its_store(
             (before,) = cluster.stores()
             os.kill(before.pid, signal.SIGKILL)
             os.kill(nanny.worker_pid(), signal.SIGKILL)
-            nodes = cluster.wait_for_nodes(1, attended=1)
             eventually(
-                lambda: {n.card.node for n in cluster.nodes()} != {before.node},
+                lambda: before.node not in {n.card.node for n in cluster.nodes()},
                 within_s=20,
             )
+            nodes = cluster.wait_for_nodes(1, attended=1)
             assert nodes[0].card.name == "a"
             with pytest.raises(DataLost):
                 cast.artifact("lost").tensor(framework="numpy", deadline=5)
