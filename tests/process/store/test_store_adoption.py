@@ -117,6 +117,19 @@ def test_a_store_imports_neither_dask_nor_an_array_library(stores: Stores) -> No
     assert said == b"set()\n"
 
 
+def test_a_store_never_forks(stores: Stores) -> None:
+    card = stores.start(link=nowhere())
+    with StoreClient(card) as client:
+        client.read(client.put(content(1 << 20)))
+    tasks = Path(f"/proc/{card.pid}/task")
+    children = [
+        (task / "children").read_text()
+        for task in tasks.iterdir()
+        if (task / "children").exists()
+    ]
+    assert not "".join(children).strip()
+
+
 def test_secrets_are_neither_in_arguments_nor_environment_nor_files(
     stores: Stores,
 ) -> None:
