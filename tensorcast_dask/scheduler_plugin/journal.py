@@ -1,12 +1,13 @@
 """The journal: what the catalog decided, on disk, by one thread of its own.
 
-Three files beside the database file: `.head` (how far it has come), `.versions` (numbers
-that are used up) and `.token` (the cluster's id and token).
+Three files beside the database file: `.versions` (numbers that are used up, and how far it
+has come), `.head` (which journal it is, its epoch) and `.token` (the cluster's id and token).
 
 Rules:
 
-1. A batch is *told* (`Journaled`) after the database has committed it and version log and
-   head file are synced, in this order. What was told is found again, or its loss is said.
+1. A batch is *told* (`Journaled`) after the database has committed it and the version log
+   has its numbers and its mark, in this order. What was told is found again, or its loss is
+   said. Each is one system call: others wait for the interpreter lock meanwhile.
 2. All batches that wait are committed as one, up to `GROUP_ROWS` rows.
 3. A lazy batch waits a moment for others to ride with.
 4. A disk that does not take a batch stalls the journal: it says so once, keeps the batch,
@@ -39,7 +40,7 @@ from tensorcast_dask.scheduler_plugin.state.events import (
     Recovered,
     Row,
 )
-from tensorcast_dask.scheduler_plugin.versionlog import VersionLog
+from tensorcast_dask.scheduler_plugin.versionlog import Mark, VersionLog
 from tensorcast_dask.tensors.ids import ClusterId, Epoch
 
 __all__ = ["Journal", "Notify"]
@@ -250,26 +251,26 @@ class _Disk:
     def start(self, fresh_epoch: int) -> Recovered:
         """See what is there, and go one epoch up."""
         head, found = self.head.head, self._ledger.found
-        if self.head.damaged:
+        mark = self._versions.mark
+        told = max(head.seq, mark.seq)
+        if found.seq < told:
             found.say(
-                "the head file cannot be read, so the last changes may be missing"
+                f"the journal ends at change {found.seq}, but {told} were acknowledged"
             )
-        elif head.writes and found.seq < head.seq:
-            found.say(
-                f"the journal ends at change {found.seq}, but {head.seq} were acknowledged"
-            )
-        elif not head.writes and self._existed:
-            found.say("the head file is missing, so the last changes may be missing")
+        elif self._existed and not mark.seq and found.seq:
+            found.say("the version log is missing, so the last changes may be missing")
         if self._versions.damaged:
             found.say(
                 f"{self._versions.damaged} records of the version log cannot be read"
             )
+        if self.head.damaged:
+            found.said = [*(found.said or []), "the head file could not be read"]
         self._ledger.judged()
         cluster, self.token = read_secret(self._secret)
         cluster = ClusterId(cluster or head.cluster)
-        last = max(head.epoch, found.epoch)
+        last = max(head.epoch, mark.epoch, found.epoch)
         epoch = Epoch(max(last + 1, fresh_epoch if not last else 0))
-        seq = max(head.seq, found.seq)
+        seq = max(told, found.seq)
         self.head.write(
             msgspec.structs.replace(
                 head, seq=seq, epoch=epoch, cluster=cluster, digest=self._ledger.sum
@@ -294,7 +295,9 @@ class _Disk:
         self.token = token
         self.remember(cluster=cluster)
 
-    def remember(self, *, cluster: str = "", link_port: int = 0) -> None:
+    def remember(
+        self, *, cluster: str = "", link_port: int = 0, epoch: int = 0
+    ) -> None:
         """Write the head with another identity."""
         with self._lock:
             head = self.head.head
@@ -303,6 +306,8 @@ class _Disk:
                     head,
                     cluster=cluster or head.cluster,
                     link_port=link_port or head.link_port,
+                    epoch=epoch or head.epoch,
+                    seq=self._versions.mark.seq or head.seq,
                 )
             )
 
@@ -318,14 +323,11 @@ class _Disk:
             rows = [row for batch in group for row in batch.rows]
             self._ledger.append(rows, seq=seq, epoch=epoch)
         issued: list[Issued] = [one for batch in group for one in batch.issued]
-        self._versions.append(issued)
-        with self._lock:
-            self.head.write(
-                msgspec.structs.replace(
-                    self.head.head, seq=seq, epoch=epoch, digest=self._ledger.sum
-                )
-            )
+        self._versions.append(issued, Mark(epoch, self._ledger.sum, seq))
+        if epoch != self.head.head.epoch:
+            self.remember(epoch=epoch)
         self._ledger.tidy(seq=seq, epoch=epoch)
+        self._versions.tidy()
         self._unsure = False
 
     def close(self, *, keep: bool) -> None:
@@ -333,8 +335,9 @@ class _Disk:
         try:
             if keep:
                 self._ledger.checkpoint()
+                self.remember()
             self._ledger.close()
-        except duckdb.Error:
+        except (duckdb.Error, OSError):
             pass  # the next start replays the log
         finally:
             self._versions.close()

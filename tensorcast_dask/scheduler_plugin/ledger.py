@@ -52,6 +52,7 @@ _SEAL: Final = "seal"
 _MASK: Final = (1 << 64) - 1
 #: Own checkpoints: when the write-ahead log is so large, or this many rows are dead.
 _WAL_BYTES: Final = 16 << 20
+_LINE_BYTES: Final = 100
 _DEAD_ROWS: Final = 50_000
 
 
@@ -104,6 +105,8 @@ class Ledger:
         self._rows = 0
         self._sum = 0
         self._live = 0
+        #: About as long as the write-ahead log is.
+        self._wal_bytes = 0
         fresh = not path.exists()
         self._copy = self._copy_wal()
         self._connection = self._open_somehow()
@@ -169,6 +172,8 @@ class Ledger:
         except duckdb.Error:
             connection.close()
             raise
+        # Parsed once: parsing is one more turn at the interpreter lock in each commit.
+        (self._insert,) = connection.extract_statements(_INSERT)
         return connection
 
     def _recover(self) -> None:
@@ -219,7 +224,7 @@ class Ledger:
         total = (self._sum + sum(crcs)) & _MASK
         seal = msgspec.msgpack.encode(Seal(count, total, epoch))
         self._connection.execute(
-            _INSERT,
+            self._insert,
             [
                 [seq] * (len(rows) + 1),
                 [*(row.kind for row in rows), _SEAL],
@@ -229,13 +234,14 @@ class Ledger:
             ],
         )
         self._rows, self._sum = count, total
+        self._wal_bytes += sum(len(row.blob or b"") + _LINE_BYTES for row in rows)
 
     def tidy(self, *, seq: int, epoch: int) -> None:
         """Checkpoint, or drop dead rows, when it is time; bounds what a start replays."""
         if self._rows > 2 * self._live + _DEAD_ROWS:
             self.compact(seq=seq, epoch=epoch)
-        elif self._wal.exists() and self._wal.stat().st_size > _WAL_BYTES:
-            self._connection.execute("CHECKPOINT")
+        elif self._wal_bytes > _WAL_BYTES:
+            self.checkpoint()
 
     def compact(self, *, seq: int, epoch: int) -> None:
         """Keep the newest row of each key, seal what is left, and checkpoint."""
@@ -258,7 +264,7 @@ class Ledger:
         )
         run("COMMIT")
         self._rows, self._sum, self._live = count, total, count
-        run("CHECKPOINT")
+        self.checkpoint()
 
     def again(self) -> int:
         """Open the file anew after a failed write; the last sequence number it holds."""
@@ -278,6 +284,7 @@ class Ledger:
     def checkpoint(self) -> None:
         """Move everything into the file, so that the next start replays nothing."""
         self._connection.execute("CHECKPOINT")
+        self._wal_bytes = 0
 
     def close(self) -> None:
         """Close the file."""

@@ -221,7 +221,7 @@ def test_a_database_that_is_no_database_is_kept_and_replaced(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("keep", [b"", b"\xff" * 8192])
-def test_a_head_file_that_is_missing_or_broken_makes_the_end_uncertain_and_says_so(
+def test_a_head_file_that_is_missing_or_broken_is_made_again_from_the_others(
     tmp_path: Path, keep: bytes
 ) -> None:
     path, head = tmp_path / "j", tmp_path / "j.head"
@@ -233,10 +233,26 @@ def test_a_head_file_that_is_missing_or_broken_makes_the_end_uncertain_and_says_
         head.write_bytes(keep)
     with OpenJournal(path) as again:
         found = again.journal.recovered
-        assert found.lost
-        assert "head file" in found.said
+        assert not found.lost
+        assert ("head file" in found.said) is bool(keep)
         assert again.changes() == [1, 2, 3, 4, 5]
-        assert (found.epoch, found.cluster) == (2, "c1")
+        assert (found.epoch, found.cluster, found.seq) == (2, "c1", 5)
+
+
+def test_a_version_log_that_is_missing_makes_the_end_uncertain_and_says_so(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "a" / "j"
+    with OpenJournal(path) as one:
+        one.write(1, 5)
+        crashed(path, tmp_path / "b")
+    (tmp_path / "b" / "j.versions").unlink()
+    with OpenJournal(tmp_path / "b" / "j") as again:
+        found = again.journal.recovered
+        assert found.lost
+        assert "version log" in found.said
+        assert again.changes() == [1, 2, 3, 4, 5]
+        assert found.epoch == 2
 
 
 def test_a_broken_record_of_the_version_log_is_said(tmp_path: Path) -> None:
@@ -244,7 +260,7 @@ def test_a_broken_record_of_the_version_log_is_said(tmp_path: Path) -> None:
     with OpenJournal(path) as one:
         one.write(1, 5)
     raw = bytearray(log.read_bytes())
-    raw[-1] ^= 1
+    raw[-40] ^= 1  # the last number; its change's mark comes after it
     log.write_bytes(raw)
     with OpenJournal(path) as again:
         assert "version log" in again.journal.recovered.said

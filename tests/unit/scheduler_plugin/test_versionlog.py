@@ -7,7 +7,11 @@ import pytest
 from tensorcast_dask.scheduler_plugin import versionlog
 from tensorcast_dask.scheduler_plugin.state.events import Issued
 from tensorcast_dask.scheduler_plugin.state.numbers import digest_of
-from tensorcast_dask.scheduler_plugin.versionlog import RECORD_BYTES, VersionLog
+from tensorcast_dask.scheduler_plugin.versionlog import (
+    RECORD_BYTES,
+    Mark,
+    VersionLog,
+)
 
 
 def issued(name: str, version: int) -> Issued:
@@ -17,7 +21,7 @@ def issued(name: str, version: int) -> Issued:
 def filled(path: Path, count: int) -> None:
     log = VersionLog(path)
     for number in range(1, count + 1):
-        log.append([issued(f"a{number % 3}", number)])
+        log.append([issued(f"a{number % 3}", number)], Mark(1, 0, number))
     log.close()
 
 
@@ -36,10 +40,11 @@ def test_the_highest_number_of_each_id_is_found_again(tmp_path: Path) -> None:
         digest_of("a2"): 8,
     }
     assert log.damaged == 0
-    assert (tmp_path / "v").stat().st_size == 10 * RECORD_BYTES
+    assert log.mark == Mark(1, 0, 10)
+    assert (tmp_path / "v").stat().st_size == 20 * RECORD_BYTES
 
 
-@pytest.mark.parametrize("at", range(0, 10 * RECORD_BYTES, 29))
+@pytest.mark.parametrize("at", range(0, 20 * RECORD_BYTES, 29))
 def test_a_flipped_byte_costs_its_record_and_no_other(tmp_path: Path, at: int) -> None:
     path = tmp_path / "v"
     filled(path, 10)
@@ -48,8 +53,10 @@ def test_a_flipped_byte_costs_its_record_and_no_other(tmp_path: Path, at: int) -
     path.write_bytes(raw)
     log = read(path)
     assert log.damaged == 1
-    lost = at // RECORD_BYTES + 1
+    record = at // RECORD_BYTES  # each change is an issued number, then its mark
+    lost = record // 2 + 1 if record % 2 == 0 else 0
     left = [n for n in range(1, 11) if n != lost]
+    assert log.mark.seq == (9 if record == 19 else 10)
     assert log.issued == {
         digest_of(f"a{rest}"): max(n for n in left if n % 3 == rest)
         for rest in range(3)
@@ -62,7 +69,7 @@ def test_a_torn_end_is_cut_off_and_written_over(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes() + b"torn")
     log = VersionLog(path)
     assert log.damaged == 1
-    log.append([issued("a0", 99)])
+    log.append([issued("a0", 99)], Mark(1, 7, 5))
     log.close()
     again = read(path)
     assert again.issued[digest_of("a0")] == 99
@@ -76,16 +83,19 @@ def test_a_long_log_is_rewritten_with_the_highest_of_each(
     path = tmp_path / "v"
     filled(path, 20)
     before = read(path).issued
-    assert path.stat().st_size == 3 * RECORD_BYTES
-    assert read(path).issued == before
     log = VersionLog(path)
-    log.append([issued("new", 1)])
+    log.tidy()
+    assert path.stat().st_size == 4 * RECORD_BYTES
+    assert read(path).issued == before
+    assert read(path).mark == Mark(1, 0, 20)
+    log.tidy()
+    log.append([issued("new", 1)], Mark(1, 0, 21))
     log.close()
     assert read(path).issued == before | {digest_of("new"): 1}
 
 
-def test_nothing_to_log_touches_nothing(tmp_path: Path) -> None:
+def test_a_change_without_numbers_leaves_its_mark(tmp_path: Path) -> None:
     log = VersionLog(tmp_path / "v")
-    log.append([])
+    log.append([], Mark(3, 8, 5))
     log.close()
-    assert (tmp_path / "v").stat().st_size == 0
+    assert read(tmp_path / "v").mark == Mark(3, 8, 5)
