@@ -24,6 +24,7 @@ from tensorcast_dask.dataplane.server import Peer, Reply
 from tensorcast_dask.exceptions import (
     CapacityError,
     InvalidArgument,
+    NotFound,
 )
 from tensorcast_dask.store.core import Core, Reading, now_s
 from tensorcast_dask.tensors.checksums import chunk_range
@@ -77,13 +78,14 @@ class Reads:
             return held
         try:
             self._movers.restore(generation, now_s() + deadline_s)
-        except CapacityError:
+            restored = core.acquire(generation, Tier.HOST)
+        except (CapacityError, NotFound):  # no room, or others needed it at once
             return self._borrow(held, peer)
         except BaseException:
             core.release(held)
             raise
         core.release(held)
-        return core.acquire(generation, Tier.HOST)
+        return restored
 
     def _borrow(self, held: Reading, peer: Peer) -> Reading:
         """Read from disk for this connection alone: memory has no room for a copy.
@@ -131,7 +133,11 @@ class Reads:
             nbytes=replica.nbytes,
             mapped=mapped,
         )
-        done = functools.partial(self._core.release, held)
+
+        def done() -> None:
+            self._core.release(held)
+            self.give_back(peer)  # the reader has a description, or the bytes
+
         try:
             if mapped:
                 assert held.file is not None, "store: the host tier is memory"
@@ -144,6 +150,12 @@ class Reads:
         except BaseException:
             done()
             raise
+
+    def sums(self, generation: Generation, peer: Peer) -> None:
+        """See to it that the chunk sums of a replica are known, where it is in memory."""
+        deadline_s = self._core.settings.stall_s
+        self._core.release(self._acquire(generation, deadline_s, peer))
+        self._sums.of(generation)
 
     def chunk_map(self, generation: Generation) -> ChunkMap:
         """Say what can be had of a generation now, and what it hashes to."""

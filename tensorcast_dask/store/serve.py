@@ -77,7 +77,6 @@ class Requests:
         movers: Movers,
     ) -> None:
         self._core = core
-        self._sums = sums
         self._ends = ends
         self._state = state
         self._puts = Puts(core, sums)
@@ -92,7 +91,7 @@ class Requests:
                 return self._reads.handle(request, peer)
             case ChunkMapAsked() | SumsAsked():
                 if isinstance(request, SumsAsked):
-                    self._sums.of(request.generation)
+                    self._reads.sums(request.generation, peer)
                 return Reply(message=self._reads.chunk_map(request.generation))
             case StateAsked():
                 return Reply(message=State(json=self._state()))

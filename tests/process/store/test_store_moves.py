@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from tensorcast_dask.tensors.messages import (
     MayDrop,
     NodeCard,
     ReadChunk,
+    SumsAsked,
     TaskDone,
     Tier,
 )
@@ -284,6 +286,46 @@ def test_a_replica_is_pulled_to_disk_and_read_from_there(
         stub.pull(target, gen, 2 * MIB, source, tier=Tier.DISK)
         assert two.state()["generations"][str(gen)] == ["disk:committed"]
         assert two.read(gen) == content(2 * MIB)
+
+
+def test_readers_that_need_more_than_the_memory_all_get_their_bytes(
+    stores: Stores, stub: CatalogStub, tmp_path: Path
+) -> None:
+    card = apart(
+        stores,
+        stub,
+        0,
+        disk_dir=str(tmp_path / "disk"),
+        disk_bytes=64 * MIB,
+        disk_dir_allow_tmpfs=True,
+        host_memory_bytes=4 * MIB,
+    )
+    with StoreClient(card) as client:
+        gens = [client.put(content(MIB, n)) for n in range(12)]
+        known = stub.link(card.node).hello.card
+
+        def read(first: int) -> list[bool]:
+            prefer = Prefer.TCP if first % 2 else Prefer.UNIX
+            with StoreClient(known, prefer=prefer, host=card.host) as reader:
+                order = [(first * 5 + turn * 7) % 12 for turn in range(12)]
+                return [reader.read(gens[n]) == content(MIB, n) for n in order]
+
+        with ThreadPoolExecutor(4) as pool:
+            for right in pool.map(read, range(4)):
+                assert all(right)
+        asked = SumsAsked(rid=client.rid(), generation=gens[0])
+        assert client.call(asked, ChunkMap).message.sums
+        eventually(lambda: not any(client.state()["busy"].values()), within_s=5.0)
+        tiers = client.state()["tiers"]
+        assert tiers["host"]["held_bytes"] <= 4 * MIB
+        # Segments of the table, and none of those that were lent to readers.
+        eventually(
+            lambda: (
+                client.state()["segments"]
+                == client.host()["replicas"] + client.host()["warm_bytes"] // MIB
+            ),
+            within_s=5.0,
+        )
 
 
 def test_a_store_takes_over_the_disk_of_one_that_was_killed(
