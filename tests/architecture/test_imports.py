@@ -93,6 +93,10 @@ json.dump(failures, sys.stdout)
 """
 
 
+#: Only ever reached on a machine that is busy with other things.
+PATIENCE_S = 200
+
+
 def run_python(code: str, *arguments: str, stdin: str = "") -> str:
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code, *arguments],
@@ -100,7 +104,7 @@ def run_python(code: str, *arguments: str, stdin: str = "") -> str:
         capture_output=True,
         text=True,
         cwd=ROOT,
-        timeout=50,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -143,6 +147,7 @@ def test_the_nouns_need_no_third_party_library_but_msgspec_and_xxhash() -> None:
     assert loaded.isdisjoint({*HEAVY, "threading", "socket", "psutil"} - {"asyncio"})
 
 
+@pytest.mark.timeout(PATIENCE_S + 10)
 def test_every_module_imports_alone_and_without_torch_cupy_or_ucxx() -> None:
     modules = [module_name(p) for p in package_files() if p.stem != "__main__"]
     libraries = ["click", "distributed", "duckdb", "numpy", "psutil", "tornado.web"]
