@@ -9,6 +9,8 @@ Rules:
    folders: a scheduler that came back elsewhere is found without a worker.
 4. Leave to drop is given by `DropGranted` alone, and acted on also when nobody waits for
    it any more: the catalog no longer lists those replicas.
+5. What was to be dropped and is not when the catalog greets anew is void: our inventory
+   says that we hold it, and the catalog says again what is still to go.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import itertools
 import logging
 import queue
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -117,6 +120,8 @@ class Catalog:
         self._files = files
         self._address: Path = identity.folder.parent / LINK_NAME
         self._greeted = False
+        #: How often a catalog was told what we hold; orders of an earlier one are void.
+        self._greetings = 0
         self._rids = itertools.count(1)
         #: Who waits for an answer to `MayDrop`; the answers that came.
         self._asked: dict[RequestId, threading.Event] = {}
@@ -200,6 +205,7 @@ class Catalog:
     def _held(self) -> list[tuple[Replica, Tier]]:
         """List what is held at this instant; what changes after it is told after it."""
         with self._core.lock:
+            self._greetings += 1
             return [
                 (replica, copy.tier)
                 for replica in self._core.table.replicas.values()
@@ -252,9 +258,12 @@ class Catalog:
             del self._asked[rid]
             self._answered.discard(rid)
 
-    def _granted(self, message: DropGranted) -> None:
-        for generation in message.generations:
-            self._core.drop(generation, why="evicted: other nodes hold it")
+    def _granted(self, message: DropGranted, greeting: int) -> None:
+        with self._core.lock:
+            if greeting != self._greetings:
+                return
+            for generation in message.generations:
+                self._core.drop(generation, why="evicted: other nodes hold it")
         waiting = self._asked.get(message.rid)
         if waiting is not None:
             self._answered.add(message.rid)
@@ -266,9 +275,10 @@ class Catalog:
             case DoPull() | DoLoad() | DoSave():
                 self._start(message)
             case DoDrop():
-                self._drops.put(lambda: self._drop(message))
+                if not self._jobs.repeat(message.task):
+                    self._drops.put(partial(self._drop, message, self._greetings))
             case DropGranted():
-                self._drops.put(lambda: self._granted(message))
+                self._drops.put(partial(self._granted, message, self._greetings))
             case DoMark():
                 self._mark(message)
             case DoCancel():
@@ -313,15 +323,18 @@ class Catalog:
                 pin_ends_s=ends_s,
             )
 
-    def _drop(self, order: DoDrop) -> None:
+    def _drop(self, order: DoDrop, greeting: int) -> None:
         faults.point("destroy.before_drop", detail=str(order.generation))
-        self._core.drop(
-            order.generation,
-            order.tier,
-            why=order.why or ("destroyed" if order.final else "dropped"),
-            final=order.final,
-        )
-        self._jobs.ended(TaskDone(task=order.task))
+        with self._core.lock:
+            if greeting != self._greetings:
+                return
+            self._core.drop(
+                order.generation,
+                order.tier,
+                why=order.why or ("destroyed" if order.final else "dropped"),
+                final=order.final,
+            )
+            self._jobs.ended(TaskDone(task=order.task))
 
     def _run_drops(self) -> None:
         while (act := self._drops.get()) is not None:

@@ -148,6 +148,14 @@ class Jobs:
             self._outcomes[job.task] = done
         self._tell(done)
 
+    def repeat(self, task: int) -> bool:
+        """Say the outcome of a task again; False when there is none."""
+        with self._lock:
+            known = self._outcomes.get(task)
+        if known is not None:
+            self._tell(known)
+        return known is not None
+
     def ended(self, done: TaskDone) -> None:
         """Record the outcome of a task that was carried out elsewhere."""
         with self._lock:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
 import msgspec
@@ -155,6 +156,10 @@ class FakeNode:
         self.held[record.generation] = record
         self.say(m.ReplicaReady(record=record))
 
+    def _gone(self, generation: Generation, tier: m.Tier) -> None:
+        if self.link:
+            self.say(m.ReplicaDropped(generation=generation, tier=tier, why="evicted"))
+
     # ---------------------------------------------------------------- orders
     def receive(self, message: m.ToNode) -> None:
         match message:
@@ -167,7 +172,9 @@ class FakeNode:
                 self.marks[message.generation] = message
             case m.DropGranted():
                 for generation in message.generations:
-                    self.held.pop(generation, None)
+                    gone = self.held.pop(generation, None)
+                    if gone is not None:
+                        self.desk.later(partial(self._gone, generation, gone.tier))
                 self.granted.extend(message.generations)
             case _:
                 self.receive_order(message)

@@ -168,7 +168,8 @@ def spare_replicas_have_another_copy(catalog: Catalog) -> None:
     for record in catalog.names.versions.values():
         listed = catalog.holders.listed(record)
         for node in listed:
-            if record.holders[node.node].told[1]:
+            told = record.holders[node.node].told
+            if told is not None and told[1]:
                 assert len(listed) > 1, (
                     f"the last copy of {record.id!r} v{record.version} was called spare"
                 )

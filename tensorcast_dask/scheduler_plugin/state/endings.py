@@ -282,10 +282,11 @@ class Endings:
         """Strike a replica, have it dropped once that is on disk, and go on."""
 
         def dropped(_: TaskDone) -> None:
+            self._replicas.left(record, node)
             then()
 
         def drop() -> None:
             self._tasks.drop(node, record.generation, why=why, on_end=dropped)
 
-        self._replicas.strike(record, node.node)
+        self._replicas.leaves(record, node)
         self._outbox.hold(drop, after=self._outbox.here)

@@ -89,6 +89,7 @@ class Inventories:
 
     def dropped(self, node: NodeRecord, message: ReplicaDropped) -> None:
         """Take the news that a replica is no more."""
+        node.granted.pop(message.generation, None)
         record = self._names.versions.get(message.generation)
         if record is None:
             return
@@ -117,6 +118,8 @@ class Inventories:
             if record is None:
                 granted.append(generation)
             elif self._replicas.may_drop(record, node):
+                if node.node in record.holders:
+                    node.granted[generation] = None
                 self._replicas.strike(record, node.node)
                 granted.append(generation)
                 self._stories.tell(
@@ -147,6 +150,8 @@ class Inventories:
         if record.creating:
             self.on_announced(record, node, one)
             return True
+        if self._replicas.is_leaving(record, node):
+            return False
         if one.content_digest and not record.content_digest:
             record.content_digest = one.content_digest
         self._replicas.add(record, node, one.tier)

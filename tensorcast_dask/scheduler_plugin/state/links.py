@@ -79,6 +79,7 @@ class Links:
                 f"is {self._names.numbers.epoch} now",
             )
         node, fresh = self._nodes.join(link, hello)
+        self._replicas.forget_told(node)
         if fresh:
             self._replicas.suspect(node)
         self._outbox.send(

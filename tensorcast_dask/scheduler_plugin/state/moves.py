@@ -7,7 +7,9 @@ Rules:
 2. A move that ends because somebody could not be reached is tried again while sources are
    left and somebody has time. Any other fault ends it, so that who wished it can choose
    another node; a target that is gone ends it with PeerLost.
-3. A replica counts when its node says so, after verifying it; the catalog adds it then.
+3. A replica counts when its node says so, after verifying it (`ReplicaReady`, before the
+   task's end). A task that ended well and left nothing that is listed is tried again.
+4. Nothing is brought to a node that is still dropping an earlier copy of it.
 """
 
 from __future__ import annotations
@@ -16,7 +18,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
-from tensorcast_dask.exceptions import Gone, ReachError, TensorCastError
+from tensorcast_dask.exceptions import (
+    Gone,
+    PeerLost,
+    ReachError,
+    TensorCastError,
+)
 from tensorcast_dask.scheduler_plugin.state.ground import Ground
 from tensorcast_dask.scheduler_plugin.state.records import NodeRecord, VersionRecord
 from tensorcast_dask.scheduler_plugin.state.tasks import Task
@@ -158,6 +165,9 @@ class Moves:
     # ------------------------------------------------------------ one move
     def _start(self, move: Move) -> None:
         record, node = move.record, move.node
+        if self._replicas.is_leaving(record, node):
+            self._rest(move)
+            return
         move.attempts += 1
         sources = tuple(
             one
@@ -188,19 +198,14 @@ class Moves:
     def _ended(self, move: Move, done: TaskDone) -> None:
         move.task = None
         record, node = move.record, move.node
-        if done.fault is None:
-            self._replicas.add(record, node, move.tier)
-            self._tell(move, done)
-            moved = Moved(
-                location=Location(card=node.card, tier=move.tier),
-                moved_bytes=done.moved_bytes,
-                seconds=done.seconds,
-                via=done.via,
-                sources=done.sources,
-            )
-            self._end(move, moved)
+        error: TensorCastError
+        if done.fault is not None:
+            error = done.fault.error()
+        elif self._brought(move, done):
             return
-        error = done.fault.error()
+        else:
+            message = f"what node {node.label} got of {record.id!r} is gone again"
+            error = PeerLost(message, {"node": node.node})
         now_s = self._outbox.now_s
         again = (
             isinstance(error, ReachError)
@@ -210,9 +215,31 @@ class Moves:
             and any(wish.until_s > now_s + REST_S for wish in move.wishes)
         )
         if again:
-            self._timers.at(now_s + REST_S, lambda: self._again(move))
+            self._rest(move)
         else:
             self._end(move, error)
+
+    def _brought(self, move: Move, done: TaskDone) -> bool:
+        """End a move whose replica is listed (rule 3)."""
+        record, node = move.record, move.node
+        replica = record.holders.get(node.node)
+        if replica is None or replica.suspect:
+            return False
+        tier = move.tier if move.tier in replica.tiers else replica.nearest
+        self._tell(move, done)
+        moved = Moved(
+            location=Location(card=node.card, tier=tier),
+            moved_bytes=done.moved_bytes,
+            seconds=done.seconds,
+            via=done.via,
+            sources=done.sources,
+        )
+        self._end(move, moved)
+        return True
+
+    def _rest(self, move: Move) -> None:
+        at_s = self._outbox.now_s + REST_S
+        self._timers.at(at_s, lambda: self._again(move))
 
     def _again(self, move: Move) -> None:
         if self._moves.get(move.key) is not move or move.task is not None:

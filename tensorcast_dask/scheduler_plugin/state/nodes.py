@@ -128,6 +128,7 @@ class Nodes:
         record.promised_bytes = 0
         record.claiming = True
         record.claimed = {}
+        record.granted = {}
         self._extend(record)
         return record, fresh
 

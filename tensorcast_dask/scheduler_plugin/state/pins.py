@@ -6,6 +6,7 @@ Rules:
    make none.
 2. A pin with a node holds there; without one, wherever the version lies.
 3. Pinned bytes of a node stay under its limit, or the pin is refused whole.
+4. A pin's number is never used twice, also over restarts: it carries the epoch.
 """
 
 from __future__ import annotations
@@ -98,8 +99,9 @@ class Pins:
         self, record: VersionRecord, node: NodeId, ttl_s: float, *, pin: int = 0
     ) -> int:
         """Pin for a time; `pin` is given for one that the journal brought."""
-        self._count = max(self._count + 1, pin)
-        number = pin or self._count
+        if not pin:
+            self._count += 1
+        number = pin or self._names.numbers.epoch << 40 | self._count
         until_s = self._outbox.now_s + ttl_s
         one = PinRecord(
             pin=number, generation=record.generation, node=node, until_s=until_s

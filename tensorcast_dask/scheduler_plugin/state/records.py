@@ -40,7 +40,8 @@ NO_NODE: Final = NodeId("")
 NO_HOST: Final = HostId("")
 NO_VERSION: Final = Version(0)
 
-Told: TypeAlias = tuple[bool, bool, float]  # published, spare, pinned until
+#: Published, spare, pinned until; None: what the node knows is not known.
+Told: TypeAlias = tuple[bool, bool, float] | None
 
 
 # ---------------------------------------------------------------- in memory
@@ -147,6 +148,8 @@ class NodeRecord:
     claiming: bool = False
     #: What the inventory has brought so far.
     claimed: dict[Generation, tuple[Tier, ...]] = field(default_factory=dict)
+    #: It has leave to drop these, and has not said yet that it did (or joined anew).
+    granted: dict[Generation, None] = field(default_factory=dict)
     uses: dict[Tier, TierUse] = field(default_factory=dict)
     #: Given out by placement since `uses` was last told.
     promised_bytes: int = 0

@@ -6,7 +6,10 @@ Rules:
    again.
 2. The last listed copy is never given up: a node may drop a replica by itself only after
    `MayDrop`, which strikes it from the list first.
-3. What a holder is told (`DoMark`) is what was last told it, changed: never again the same.
+3. What a holder is told (`DoMark`) is what was last told it, changed: never again the same
+   on one link.
+4. A replica that is *leaving* (released, migrated away, or given up with leave) is listed
+   again only after its node has dropped it, whatever the node says of it meanwhile.
 """
 
 from __future__ import annotations
@@ -47,6 +50,27 @@ class Replicas:
         self._holders = holders
         self._pins = pins
         self.by_node: dict[NodeId, dict[Generation, VersionRecord]] = {}
+        #: Drops that are decided and not done: by node and generation, how many.
+        self._leaving: dict[tuple[NodeId, Generation], int] = {}
+
+    # ------------------------------------------------------------ leaving
+    def leaves(self, record: VersionRecord, node: NodeRecord) -> None:
+        """Take a replica off the list that its node will be ordered to drop."""
+        key = node.node, record.generation
+        self._leaving[key] = self._leaving.get(key, 0) + 1
+        self.strike(record, node.node)
+
+    def left(self, record: VersionRecord, node: NodeRecord) -> None:
+        """Take note that the order to drop it has ended."""
+        key = node.node, record.generation
+        self._leaving[key] -= 1
+        if not self._leaving[key]:
+            del self._leaving[key]
+
+    def is_leaving(self, record: VersionRecord, node: NodeRecord) -> bool:
+        """Whether what a node has of a version is about to go (rule 4)."""
+        key = node.node, record.generation
+        return key in self._leaving or record.generation in node.granted
 
     # ------------------------------------------------------------ changes
     def add(
@@ -61,7 +85,7 @@ class Replicas:
         elif replica.suspect:
             changed = replica.tiers != (tier,)
             replica.tiers, replica.suspect = (tier,), False
-            replica.told = (False, False, 0.0)
+            replica.told = None
         elif tier not in replica.tiers:
             replica.tiers = (*replica.tiers, tier)
         else:
@@ -119,6 +143,11 @@ class Replicas:
             self._outbox.persist(version_row(record))
 
     # ------------------------------------------------------------ lives of nodes
+    def forget_told(self, node: NodeRecord) -> None:
+        """Doubt what a node was told: on a link that broke it may have got lost."""
+        for record in self.by_node.get(node.node, {}).values():
+            record.holders[node.node].told = None
+
     def suspect(self, node: NodeRecord) -> None:
         """Doubt what a node held in an earlier life."""
         for record in list(self.by_node.get(node.node, {}).values()):

@@ -10,7 +10,7 @@ from tensorcast_dask.exceptions import (
     NotFound,
 )
 from tensorcast_dask.tensors import messages as m
-from tensorcast_dask.tensors.ids import ArtifactId, Generation, NodeId
+from tensorcast_dask.tensors.ids import ArtifactId, Generation, NodeId, RequestId
 from tests.kit.catalogs import Desk, FakeNode, Program
 
 
@@ -229,3 +229,21 @@ def test_a_destroy_while_copies_are_made_starts_no_further_copy() -> None:
     assert p.result(ended, m.Destroyed).versions == (1,)
     assert all(node.held == {} for node in nodes)
     assert d.catalog.debug_state()["moves"] == 0
+
+
+def test_a_released_replica_is_no_copy_again_before_its_node_has_dropped_it() -> None:
+    d, a, b, p = desk()
+    info = p.put("x", replicas=2)
+    a.obedient = False
+    rid = p.ask(release(p, info.generation, a.node))
+    d.flush()
+    a.lose_link()
+    a.join()  # its inventory still has it, and the order is on its way again
+    a.say(m.ReplicaReady(record=a.held[info.generation]))
+    assert p.locate(info.generation) == [b.node]
+    b.say(m.MayDrop(rid=RequestId("r"), generations=(info.generation,)))
+    assert b.granted == [], "the last copy was given up"
+    a.obey_all()
+    d.flush()
+    assert p.answered(rid)
+    assert p.locate(info.generation) == [b.node]

@@ -145,3 +145,38 @@ def test_a_move_gives_up_after_some_tries() -> None:
         d.pass_time(0.2)
     with pytest.raises(PeerLost, match="stalled"):
         p.result(rid, m.Moved)
+
+
+def test_nothing_is_brought_to_a_node_that_still_drops_an_earlier_copy() -> None:
+    d, p, info = scene()
+    b = d.nodes[NodeId("b")]
+    p.ask(ensure(p, info))
+    b.obey_all()
+    release = m.Release(rid=p.rid(), generation=info.generation, node=b.node)
+    p.ask(release)
+    d.flush()
+    rid = p.ask(ensure(p, info))
+    d.pass_time(1.0)
+    assert pulls(d) == []
+    b.obey_all()  # the drop
+    d.pass_time(1.0)
+    assert len(pulls(d)) == 1
+    b.obey_all()
+    d.flush()
+    assert p.result(rid, m.Moved).moved_bytes == 100
+    assert p.locate(info.generation) == [NodeId("a"), b.node]
+
+
+def test_a_task_that_left_nothing_is_tried_again() -> None:
+    d, p, info = scene()
+    b = d.nodes[NodeId("b")]
+    rid = p.ask(ensure(p, info))
+    (pull,) = pulls(d)
+    b.inbox.clear()
+    b.say(m.TaskDone(task=pull.task, moved_bytes=100))
+    assert not p.answered(rid)
+    assert p.locate(info.generation) == [NodeId("a")]
+    d.pass_time(1.0)
+    b.obey_all()
+    d.flush()
+    assert p.result(rid, m.Moved).location.card.node == b.node

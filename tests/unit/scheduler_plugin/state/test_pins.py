@@ -112,3 +112,27 @@ def test_a_pin_survives_a_restart_and_ends_with_its_version() -> None:
     p.destroy("x")
     assert pins(d) == 0
     assert Desk.restart(d).catalog.debug_state()["pins"] == 0
+
+
+def test_the_number_of_a_pin_is_not_used_again_after_a_restart() -> None:
+    d = Desk()
+    d.node("a")
+    p = d.program()
+    info = p.put("x")
+
+    def pin() -> int:
+        ask = m.Pin(rid=p.rid(), generation=info.generation, ttl_s=60.0)
+        return p.call(ask, m.Pinned).pin
+
+    old = pin()
+    ask = m.Unpin(rid=p.rid(), generation=info.generation, pin=old)
+    p.call(ask, type(None))
+    d = d.restart()
+    p.open(settled=p.count)
+    for node in d.nodes.values():
+        node.join()
+    fresh = pin()
+    assert fresh != old
+    ask = m.Unpin(rid=p.rid(), generation=info.generation, pin=old)
+    p.call(ask, type(None))
+    assert d.catalog.debug_state()["pins"] == 1, "a late unpin took another's pin"

@@ -80,3 +80,39 @@ def test_a_loss_is_said_once() -> None:
         with pytest.raises(DataLost):
             p.locate(info.generation)
     assert sum(one.topic == "lost" for one in d.emitted) == 1
+
+
+def test_what_was_said_into_a_broken_link_is_said_again() -> None:
+    d = Desk()
+    a = d.node("a")
+    p = d.program()
+    info = p.put("x")
+    a.lose_link()
+    p.publish(info.generation)
+    assert info.generation not in a.marks
+    a.join()
+    assert a.marks[info.generation].published
+
+
+def test_what_is_given_up_with_leave_is_no_copy_again_before_it_was_dropped() -> None:
+    d = Desk()
+    a, b = d.node("a"), d.node("b")
+    p = d.program()
+    info = p.put("x", node=a.node)
+    ensure = m.Ensure(
+        rid=p.rid(), generation=info.generation, node=b.node, deadline_s=9.0
+    )
+    p.call(ensure, m.Moved)
+    record = a.held[info.generation]
+    leave = m.MayDrop(rid=RequestId("r"), generations=(info.generation,))
+    d.links.pop(a.link)  # it is slow to hear
+    a.say(leave)
+    d.links[a.link] = a
+    a.say(m.ReplicaReady(record=record))  # its sums became known meanwhile
+    assert p.locate(info.generation) == [b.node]
+    b.say(m.MayDrop(rid=RequestId("r"), generations=(info.generation,)))
+    assert b.granted == []
+    dropped = m.ReplicaDropped(generation=info.generation, tier=m.Tier.HOST, why="r")
+    a.say(dropped)
+    a.say(m.ReplicaReady(record=record))
+    assert p.locate(info.generation) == [b.node, a.node]

@@ -1,0 +1,183 @@
+"""What must be true of a simulated cluster that has healed and come to rest.
+
+Each function is one promise and takes the World. Counts are compared with their baseline:
+whatever is above it has leaked.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tensorcast_dask.scheduler_plugin.state.catalog import Catalog
+from tensorcast_dask.store.state.replicas import Life
+from tensorcast_dask.tensors import messages as m
+from tensorcast_dask.tensors.ids import ArtifactId
+from tests.kit import oracles
+from tests.kit.sim_store import values_of
+from tests.kit.sim_timeline import Process
+from tests.kit.sim_workload import open_at, put, read
+
+if TYPE_CHECKING:
+    from tests.kit.world import World
+
+__all__ = ["check_rest"]
+
+#: Counts of `Catalog.debug_state` that an idle catalog has at zero.
+IDLE = (
+    "held",
+    "creations",
+    "tasks",
+    "moves",
+    "endings",
+    "operations",
+    "pins",
+)
+
+
+def check_rest(world: World) -> None:
+    """Ask every promise of the end, then close all programs and ask for the baseline."""
+    catalog = _catalog(world)
+    every_request_has_its_answer(world)
+    nothing_has_leaked(world, catalog)
+    catalog_and_nodes_agree(world, catalog)
+    nothing_destroyed_has_survived(world)
+    nothing_acknowledged_is_gone(world, catalog)
+    oracles.check_catalog(catalog, world.watch.told_of)
+    the_cluster_still_works(world)
+    sessions_leave_nothing(world)
+
+
+def _catalog(world: World) -> Catalog:
+    assert world.scheduler is not None
+    return world.scheduler.catalog
+
+
+def every_request_has_its_answer(world: World) -> None:
+    """Every request is answered, or its session is gone."""
+    for program in world.programs:
+        if program.life.alive:
+            waiting = [asking.request for asking in program.pending.values()]
+            assert not waiting, f"{program.name} still waits for {waiting}"
+
+
+def nothing_has_leaked(world: World, catalog: Catalog) -> None:
+    """Leases, tasks, pins, creations, reservations are back at their baseline."""
+    state = catalog.debug_state()
+    left = {key: state[key] for key in IDLE if state[key]}
+    assert not left, f"the catalog is idle, and yet: {left}"
+    assert state["seq"] == state["durable"]
+    for node in world.alive():
+        table, jobs = node.store.table, node.jobs
+        assert not table.fillings, f"{node.name} still fills {table.fillings}"
+        assert not table.leased, f"{node.name} still leases {table.leased}"
+        table.check()
+        assert not jobs.running, f"{node.name} still works at {jobs.running}"
+        assert not jobs.drops
+        assert not jobs.flights
+        assert not jobs.outcomes, f"{node.name} keeps outcomes {jobs.outcomes}"
+        assert not node.asked
+        pins = {g for g, ends_s in table.pins.items() if ends_s > node.now_s()}
+        assert not pins, f"{node.name} still pins {pins}"
+
+
+def catalog_and_nodes_agree(world: World, catalog: Catalog) -> None:
+    """What the catalog lists lies there, and what lies there it lists."""
+    live = {name: one for name, one in catalog.nodes.records.items() if one.live}
+    alive = {node.node: node for node in world.alive()}
+    assert sorted(live) == sorted(alive), "the catalog knows other nodes"
+    for name, node in alive.items():
+        held: dict[int, list[m.Tier]] = {}
+        for generation, tier in node.store.committed():
+            held.setdefault(generation, []).append(tier)
+        listed = {
+            generation: sorted(record.holders[name].tiers)
+            for generation, record in catalog.replicas.by_node.get(name, {}).items()
+            if not record.holders[name].suspect
+        }
+        found = {generation: sorted(tiers) for generation, tiers in held.items()}
+        assert found == listed, f"{node.name} holds {found}, listed is {listed}"
+        for generation, replica in node.store.table.replicas.items():
+            record = catalog.names.versions[generation]
+            assert replica.published == record.published, (
+                f"{node.name} was not told that {generation} is published"
+            )
+            for copy in replica.copies:
+                assert copy.life is Life.COMMITTED
+                assert node.store.look(copy) == values_of(generation, replica.nbytes)
+
+
+def nothing_destroyed_has_survived(world: World) -> None:
+    """No replica of a destroyed generation is left."""
+    for generation in world.watch.destroyed:
+        assert not world.watch.copies(generation), f"{generation} lives on"
+
+
+def nothing_acknowledged_is_gone(world: World, catalog: Catalog) -> None:
+    """What was acknowledged can be read, or is said to be lost."""
+    watch = world.watch
+    assert world.scheduler is not None
+    watch.nothing_told_is_forgotten(world.scheduler)
+    for generation in watch.committed:
+        record = catalog.names.versions.get(generation)
+        if record is None:
+            continue
+        if watch.copies(generation):
+            assert catalog.holders.is_readable(record)
+        else:
+            assert generation in watch.lost, f"{generation} has no copy left"
+            assert record.said_lost, f"nobody was told that {generation} is lost"
+
+
+def the_cluster_still_works(world: World) -> None:
+    """Destroying everything gives every byte back; then a put and a read succeed."""
+    program = next(one for one in world.programs if one.life.alive)
+    catalog = _catalog(world)
+    done: list[m.ArtifactInfo] = []
+
+    def script() -> Process:
+        for name in list(catalog.names.artifacts):
+            ask = m.Destroy(rid=program.rid(), id=name, deadline_s=5.0)
+            ended = yield from program.ask(ask)
+            assert isinstance(ended, m.Destroyed), f"{name} is not destroyed: {ended}"
+        yield 1.0  # a shared copy lets go of the other node's memory a moment later
+        nothing_is_held(world)
+        info = yield from put(world, program, name=ArtifactId("after"))
+        assert isinstance(info, m.ArtifactInfo), f"a healed cluster refuses: {info}"
+        done.append(info)
+        yield from read(world, program)
+        located = yield from program.ask(
+            m.Locate(rid=program.rid(), generation=info.generation)
+        )
+        node = world.node(located.locations[0].card.node)
+        assert (yield from open_at(world, program, node, info.generation))
+
+    ended = world.time.spawn(program.life, script())
+    world.time.run(world.time.now_s + 20.0)
+    assert ended.fired, "a healed cluster does not answer"
+    assert done
+
+
+def nothing_is_held(world: World) -> None:
+    """All memory is free, or warm."""
+    for node in world.alive():
+        assert not node.store.maps
+        for tier, use in node.store.uses().items():
+            held = (use.used_bytes, use.reserved_bytes, use.lingering_bytes)
+            assert held == (0, 0, 0), f"{node.name} holds {held} in {tier}"
+        assert not node.store.table.replicas
+        assert not node.store.lent
+
+
+def sessions_leave_nothing(world: World) -> None:
+    """When all programs have closed, nothing of them is left after a while."""
+    for program in world.programs:
+        if program.life.alive:
+            world.time.spawn(program.life, program.close())
+    world.time.run(world.time.now_s + 25.0)
+    state = _catalog(world).debug_state()
+    left = {
+        key: state[key]
+        for key in (*IDLE, "sessions", "outcome_sessions", "outcomes")
+        if state[key]
+    }
+    assert not left, f"everybody has gone, and yet: {left}"

@@ -1,0 +1,396 @@
+"""The memory and disk of one simulated node, under the store's real table.
+
+The table, slabs, pool, eviction, budget and leases are the product's; this file is the
+shell around them (`store.core`, `store.room`, `store.disk`) with virtual memory.
+
+Rules:
+
+1. Bytes are *values*, one a chunk, and lie at (tier, segment, offset): whoever reads, reads
+   what lies there, so two copies in one place are seen.
+2. Everything that may wait is a process; between two waits the state is consistent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from random import Random
+
+from tensorcast_dask.exceptions import CapacityError, TensorCastError
+from tensorcast_dask.store.records import NO_NODE, ready_of
+from tensorcast_dask.store.state import budget, eviction
+from tensorcast_dask.store.state.leases import check_lease
+from tensorcast_dask.store.state.replicas import (
+    Copy,
+    Filling,
+    Freed,
+    Life,
+    Replica,
+    Wanted,
+)
+from tensorcast_dask.store.state.table import Table
+from tensorcast_dask.store.state.tiers import TierRow
+from tensorcast_dask.tensors.ids import Generation, NodeId
+from tensorcast_dask.tensors.messages import FromNode, ReplicaDropped, Tier, TierUse
+from tests.kit.sim_faults import Faults
+from tests.kit.sim_timeline import Signal, Wait
+
+__all__ = ["CHUNK_BYTES", "Reading", "SimStore", "tier_rows", "values_of"]
+
+CHUNK_BYTES = 4096
+HOST_BYTES = 24 * CHUNK_BYTES
+DISK_BYTES = 16 * CHUNK_BYTES
+_ASK_S = 2.0
+
+
+def values_of(generation: Generation, nbytes: int) -> list[int]:
+    """The right bytes of a generation, one value a chunk."""
+    count = -(-nbytes // CHUNK_BYTES)
+    return [hash((generation, chunk)) & 0x7FFFFFFF or 1 for chunk in range(count)]
+
+
+def tier_rows(*, disk: bool) -> list[TierRow]:
+    """A small node: twenty-four pages of memory, and sixteen of disk if it has one."""
+    rows = [
+        TierRow(
+            tier=Tier.HOST,
+            capacity_bytes=HOST_BYTES,
+            spill=Tier.DISK if disk else None,
+            own_segment_bytes=CHUNK_BYTES,
+            slab_bytes=2 * CHUNK_BYTES,
+            warm_bytes=HOST_BYTES // 4,
+        )
+    ]
+    if disk:
+        rows.append(TierRow(tier=Tier.DISK, capacity_bytes=DISK_BYTES, memory=False))
+    return rows
+
+
+@dataclass(eq=False)
+class Reading:
+    """A use lease."""
+
+    replica: Replica
+    copy: Copy
+
+
+@dataclass(eq=False)
+class SimStore:
+    """State and memory of one store process."""
+
+    name: str
+    rng: Random
+    faults: Faults
+    now_s: Callable[[], float]
+    lease_left_s: Callable[[], float]
+    tell: Callable[[FromNode], object]
+    disk: bool = False
+    #: Asks the catalog for leave to drop; the signal fires when it has answered.
+    ask_leave: Callable[[list[Generation]], Signal] = field(default=lambda _: Signal())
+    #: Told of each generation that is given up here before it is (never-last-copy).
+    giving_up: Callable[[Generation, Tier | None, bool], None] = field(
+        default=lambda *_: None
+    )
+    memory: dict[tuple[Tier, int], dict[int, list[int]]] = field(default_factory=dict)
+    #: How many outside this process map a segment.
+    maps: dict[int, int] = field(default_factory=dict)
+    #: Gives back the memory of another store that is shared here, by segment number.
+    lent: dict[int, Callable[[], None]] = field(default_factory=dict)
+    #: Whose memory a segment really is, where it is another store's.
+    origins: dict[int, tuple[SimStore, int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.table = Table(tier_rows(disk=self.disk))
+
+    # -------------------------------------------------------------- filling
+    def reserve(self, wanted: Wanted) -> Generator[Wait, bool, Filling]:
+        """Make room for a copy (`Core.reserve`)."""
+        while True:
+            if wanted.owner:
+                check_lease(self.lease_left_s())
+            self.table.may_reserve(wanted)
+            short = self._shortfall(wanted)
+            if short is None:
+                break
+            before = self.now_s()
+            if before >= wanted.deadline_s:
+                self._refuse(wanted, short)
+            relieved = yield from self._relieve(wanted.tier, short.missing_bytes)
+            if not relieved:
+                self._refuse(wanted, short)
+        filling = self.table.reserve(wanted)
+        if self._unlucky(self.faults.out_of_room) and not wanted.shared:
+            self.abort(wanted.generation, wanted.tier)
+            message = f"{self.name}: the machine gave no pages"
+            raise CapacityError(message)
+        filling.copy.life = Life.FILLING
+        filling.make_bytes = 0
+        return filling
+
+    def _shortfall(self, wanted: Wanted) -> budget.Shortfall | None:
+        stock = self.table.tiers[wanted.tier]
+        need_bytes = 0 if wanted.shared else stock.need_bytes(wanted.nbytes)
+        if not need_bytes:
+            return None
+        return budget.shortfall(
+            need_bytes,
+            held_bytes=stock.held_bytes,
+            limits=budget.Limits(stock.row.capacity_bytes, 0.0, 0),
+            headroom=budget.Headroom(),
+        )
+
+    def _refuse(self, wanted: Wanted, short: budget.Shortfall) -> None:
+        message = f"{self.name}: no room for {wanted.nbytes} bytes in {wanted.tier}"
+        raise CapacityError(message, {"needed": short.needed_bytes})
+
+    def write(self, copy: Copy, at: int, value: int) -> None:
+        """Put one chunk where it belongs."""
+        place = self.memory.setdefault((copy.tier, copy.segment), {})
+        values = place.setdefault(copy.offset, [])
+        values.extend([0] * (at + 1 - len(values)))
+        values[at] = value
+
+    def fresh(self, copy: Copy) -> None:
+        """Forget what a recycled place held."""
+        place = self.memory.setdefault((copy.tier, copy.segment), {})
+        place[copy.offset] = []
+
+    def commit(
+        self,
+        generation: Generation,
+        tier: Tier,
+        *,
+        index: bytes,
+        digest: str,
+        shared_with: NodeId = NO_NODE,
+    ) -> Replica:
+        """Freeze a copy, and tell the catalog (`Core.commit`)."""
+        filling = self.table.filling(generation, tier)
+        if filling.owner:
+            check_lease(self.lease_left_s())
+        replica = self.table.commit(generation, tier, index=index, index_digest=digest)
+        self.tell(
+            ready_of(replica, tier, chunk_bytes=CHUNK_BYTES, shared_with=shared_with)
+        )
+        return replica
+
+    def abort(self, generation: Generation, tier: Tier) -> None:
+        """Take a reservation back; one that was committed stays."""
+        if (generation, tier) in self.table.fillings:
+            self.give_back(self.table.drop(generation, tier, why="given up"))
+
+    def take_back(self, owner: int = 0) -> None:
+        """Abort reservations whose time is over, or whose writer (`owner`) is dead."""
+        now_s = self.now_s()
+        for (generation, tier), filling in list(self.table.fillings.items()):
+            if filling.owner and (
+                filling.owner == owner or filling.deadline_s <= now_s
+            ):
+                self.abort(generation, tier)
+
+    # -------------------------------------------------------------- reading
+    def acquire(self, generation: Generation, tier: Tier | None = None) -> Reading:
+        """Take a use lease."""
+        return Reading(*self.table.acquire(generation, tier))
+
+    def hold(self, generation: Generation, copy: Copy) -> Reading:
+        """Lease a copy that is being filled."""
+        replica = self.table.replicas[generation]
+        self.table.lease(replica, copy)
+        return Reading(replica, copy)
+
+    def release(self, held: Reading) -> None:
+        """End a use lease."""
+        self.give_back(self.table.release(held.replica, held.copy))
+
+    def look(self, copy: Copy) -> list[int]:
+        """The values that lie where a copy is."""
+        return self.memory.get((copy.tier, copy.segment), {}).get(copy.offset, [])
+
+    # -------------------------------------------------------------- dropping
+    def drop(
+        self,
+        generation: Generation,
+        tier: Tier | None = None,
+        *,
+        why: str,
+        final: bool = False,
+    ) -> None:
+        """Give a replica up, and tell the catalog (`Core.drop`)."""
+        replica = self.table.replicas.get(generation)
+        copies = () if replica is None else replica.copies
+        told = [
+            copy.tier
+            for copy in copies
+            if tier in (None, copy.tier) and copy.life is Life.COMMITTED
+        ]
+        if told:
+            self.giving_up(generation, tier, final)
+        self.give_back(self.table.drop(generation, tier, why=why, final=final))
+        for name in told:
+            self.tell(ReplicaDropped(generation=generation, tier=name, why=why))
+
+    def give_back(self, freed: list[Freed]) -> None:
+        """Carry out what the table freed."""
+        for gone in freed:
+            if gone.probe:
+                self._probe(gone.tier, gone.segment)
+            else:
+                self._close(gone.tier, gone.segment)
+
+    def _close(self, tier: Tier, segment: int) -> None:
+        self.memory.pop((tier, segment), None)
+        self.origins.pop(segment, None)
+        lent = self.lent.pop(segment, None)
+        if lent is not None:
+            lent()
+
+    def _probe(self, tier: Tier, segment: int) -> bool:
+        if self.maps.get(segment):
+            return False
+        for closing in self.table.tiers[tier].pool.proved(segment):
+            self._close(tier, closing)
+        return True
+
+    def probe(self) -> bool:
+        """Probe all that lingers; whether anything went."""
+        found = [
+            self._probe(tier, segment)
+            for tier, stock in self.table.tiers.items()
+            for segment in stock.pool.lingering
+        ]
+        return any(found)
+
+    # -------------------------------------------------------------- maps
+    def lend(self, segment: int, owner: SimStore, theirs: int) -> None:
+        """Let a segment number of ours mean a segment of another store."""
+        owner, theirs = owner.origins.get(theirs, (owner, theirs))
+        self.origins[segment] = owner, theirs
+        self.lent[segment] = owner.map(theirs)
+        self.memory[Tier.HOST, segment] = owner.memory[Tier.HOST, theirs]
+
+    def map(self, segment: int) -> Callable[[], None]:
+        """Let somebody map a segment; returns how it is unmapped."""
+        owner, segment = self.origins.get(segment, (self, segment))
+        maps = owner.maps
+        maps[segment] = maps.get(segment, 0) + 1
+
+        def unmap() -> None:
+            maps[segment] -= 1
+            if not maps[segment]:
+                del maps[segment]
+
+        return unmap
+
+    # -------------------------------------------------------------- making room
+    def _relieve(self, tier: Tier, need_bytes: int) -> Generator[Wait, bool, bool]:
+        """Free some of `need_bytes` (`Room.relieve`)."""
+        if self.probe():
+            return True
+        stock = self.table.tiers[tier]
+        plan = eviction.plan(
+            self.table,
+            tier,
+            need_bytes=need_bytes,
+            now_s=self.now_s(),
+            mapped=lambda segment: bool(self.maps.get(segment)),
+        )
+        for segment in stock.pool.trim(plan.trim_bytes):
+            self._close(tier, segment)
+        for generation in plan.drop:
+            self.drop(generation, tier, why="evicted: kept in another tier")
+        if plan.trim_bytes or plan.drop:
+            return True
+        spilled = False
+        for generation in plan.spill:
+            spilled |= yield from self.spill(generation)
+        if spilled or not plan.ask:
+            return spilled
+        answered = self.ask_leave(plan.ask)
+        yield answered, _ASK_S
+        left = [gen for gen in plan.ask if gen in self.table.replicas]
+        for generation in left:
+            self.table.not_spare(generation)
+        return len(left) < len(plan.ask)
+
+    def spill(self, generation: Generation) -> Generator[Wait, bool, bool]:
+        """Move a replica from memory to disk (`Disk.spill`)."""
+        try:
+            yield from self.save(generation)
+        except TensorCastError:
+            return False
+        self.drop(generation, Tier.HOST, why="spilled to disk")
+        return True
+
+    def save(self, generation: Generation) -> Generator[Wait, bool, None]:
+        """Put a copy of a replica in memory on the disk."""
+        held = self.acquire(generation, Tier.HOST)
+        try:
+            if held.replica.copy(Tier.DISK) is None:
+                yield from self._copy(held, Tier.DISK)
+        finally:
+            self.release(held)
+
+    def restore(self, generation: Generation) -> Generator[Wait, bool, None]:
+        """Bring a replica of the disk back into memory."""
+        held = self.acquire(generation, Tier.DISK)
+        try:
+            yield from self._copy(held, Tier.HOST)
+        finally:
+            self.release(held)
+
+    def _copy(self, held: Reading, tier: Tier) -> Generator[Wait, bool, None]:
+        replica = held.replica
+        wanted = Wanted(
+            generation=replica.generation,
+            id=replica.id,
+            version=replica.version,
+            nbytes=replica.nbytes,
+            tier=tier,
+            owner=0,
+            deadline_s=self.now_s() + 30.0,
+            labels=replica.labels,
+            published=replica.published,
+        )
+        filling = yield from self.reserve(wanted)
+        target = self.hold(replica.generation, filling.copy)
+        try:
+            self.fresh(filling.copy)
+            yield self.disk_s()
+            for at, value in enumerate(self.look(held.copy)):
+                self.write(filling.copy, at, value)
+            self.commit(
+                replica.generation,
+                tier,
+                index=replica.index,
+                digest=replica.index_digest,
+            )
+        finally:
+            self.release(target)
+            self.abort(replica.generation, tier)
+
+    def disk_s(self) -> float:
+        """Draw how long one piece of disk work takes."""
+        return self.faults.slow_disk_s if self._unlucky(self.faults.slow_disk) else 0.01
+
+    def _unlucky(self, chance: float) -> bool:
+        return chance > 0 and self.rng.random() < chance
+
+    # -------------------------------------------------------------- state
+    def uses(self) -> dict[Tier, TierUse]:
+        """Count every tier."""
+        return eviction.uses(self.table, now_s=self.now_s())
+
+    def committed(self) -> list[tuple[Generation, Tier]]:
+        """All copies that can be read."""
+        return [
+            (generation, copy.tier)
+            for generation, replica in self.table.replicas.items()
+            for copy in replica.copies
+            if copy.life is Life.COMMITTED
+        ]
+
+    def has(self, generation: Generation) -> bool:
+        """Whether a copy can be read here."""
+        replica = self.table.replicas.get(generation)
+        return replica is not None and replica.committed

@@ -1,0 +1,262 @@
+"""What the outside of a simulated cluster was told, and the promises that follow from it.
+
+The oracles of one catalog stand in `oracles`; those here take a whole World. They know more
+than any part of it: every copy of every node, and every answer that was ever given.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from tensorcast_dask.scheduler_plugin.state.events import Reply
+from tensorcast_dask.store.records import NO_NODE
+from tensorcast_dask.tensors import messages as m
+from tensorcast_dask.tensors.ids import ArtifactId, Generation, NodeId, RequestId
+from tests.kit import oracles
+from tests.kit.sim_store import values_of
+
+if TYPE_CHECKING:
+    from tests.kit.sim_node import SimNode
+    from tests.kit.sim_program import SimProgram
+    from tests.kit.sim_scheduler import SimScheduler
+    from tests.kit.world import World
+
+__all__ = ["Watch"]
+
+#: A catalog may believe so long that a node lives which died: lease, doubt, and the time
+#: that its word needs to a node that is hard to reach.
+BELIEF_S = 25.0
+#: A repeat may be refused in these ways without the first answer being taken back.
+_FOR_NOW = ("CatalogUnavailable", "StaleOwner", "Unknown")
+#: The journal is looked at here, not asked for its sequence number.
+_ALL = 1 << 62
+_QUESTIONS = (m.Resolve, m.Locate, m.ListArtifacts, m.NodesAsked)
+
+
+@dataclass(eq=False)
+class Watch:
+    """The memory of everybody outside."""
+
+    world: World
+    told_of: oracles.Told = field(default_factory=oracles.Told)
+    #: Id, version and length of each generation that was given out.
+    created: dict[Generation, tuple[ArtifactId, int, int]] = field(default_factory=dict)
+    #: Acknowledged, and no loss has been said since.
+    committed: dict[Generation, None] = field(default_factory=dict)
+    published: dict[Generation, None] = field(default_factory=dict)
+    destroyed: dict[Generation, None] = field(default_factory=dict)
+    #: Somebody asked for their end: they may be gone.
+    doomed: dict[Generation, None] = field(default_factory=dict)
+    #: The last copy went with a node that died.
+    lost: dict[Generation, None] = field(default_factory=dict)
+    died_s: dict[Generation, float] = field(default_factory=dict)
+    aliases: dict[ArtifactId, int] = field(default_factory=dict)
+    moved_by: dict[tuple[ArtifactId, int], RequestId] = field(default_factory=dict)
+    pins: dict[int, RequestId] = field(default_factory=dict)
+    requests: dict[RequestId, Any] = field(default_factory=dict)
+    answers: dict[RequestId, m.Answer] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+
+    def count(self, what: str) -> None:
+        """Count how often something interesting happened."""
+        self.counts[what] = self.counts.get(what, 0) + 1
+
+    def some_generation(self) -> Generation:
+        """Draw a generation that may be there; 0 when there is none."""
+        known = list(self.created)[-8:]
+        return self.world.rng.choice(known) if known else Generation(0)
+
+    # -------------------------------------------------------------- requests
+    def asked(self, program: SimProgram, request: Any) -> None:
+        """Note a request before it is sent."""
+        self.requests[request.rid] = request
+        if isinstance(request, m.Destroy):
+            for generation, (name, _, _) in self.created.items():
+                if generation == request.generation or (
+                    not request.generation and name == request.id
+                ):
+                    self.doomed[generation] = None
+
+    def told(self, scheduler: SimScheduler, reply: Reply) -> None:
+        """Note an answer that leaves the catalog."""
+        self.told_of.answered(scheduler.catalog, reply, _ALL)
+        if isinstance(reply.value, m.ArtifactInfo):
+            self._on_disk(reply.value)
+        request = self.requests.get(reply.rid)
+        if isinstance(request, m.Create) and isinstance(reply.value, m.Created):
+            value = reply.value
+            facts = (request.id, int(value.version), request.nbytes)
+            known = self.created.setdefault(value.generation, facts)
+            assert known == facts, f"generation {value.generation} was minted twice"
+            self._doom(request.id)
+
+    def _on_disk(self, info: m.ArtifactInfo) -> None:
+        """Nothing is told that is not on disk."""
+        ever = self.world.journal.ever
+        what = f"{info.id} v{info.version} ({info.generation})"
+        assert info.generation in ever, f"{what} was told before it was on disk"
+        if info.stage is m.Stage.PUBLISHED:
+            assert ever[info.generation], f"{what} was told as published too early"
+
+    def _doom(self, name: ArtifactId) -> None:
+        """A destroy of a whole id that is under way may take a new version too."""
+        for request in self.requests.values():
+            if (
+                isinstance(request, m.Destroy)
+                and request.id == name
+                and not request.generation
+                and request.rid not in self.answers
+            ):
+                for generation, (one, _, _) in self.created.items():
+                    if one == name:
+                        self.doomed[generation] = None
+
+    def answered(self, program: SimProgram, answer: m.Answer) -> None:
+        """Note an answer that arrived."""
+        request = self.requests.get(answer.rid)
+        if request is None:
+            return
+        first = self.answers.get(answer.rid)
+        fault = "" if answer.fault is None else answer.fault.kind
+        self.count(f"{type(request).__name__} {fault or 'ok'}")
+        if fault in _FOR_NOW:
+            return
+        if first is None:
+            self.answers[answer.rid] = answer
+        elif not isinstance(request, _QUESTIONS):
+            assert first == answer, f"{request} was answered {first}, then {answer}"
+            return
+        if not fault and answer.rid in program.pending:
+            self._learn(request, answer)
+
+    def _learn(self, request: Any, answer: m.Answer) -> None:
+        match request:
+            case m.CommitCreated():
+                if request.generation not in self.doomed:
+                    self.committed[request.generation] = None
+            case m.Publish():
+                self.published[request.generation] = None
+            case m.Destroy():
+                self._destroyed(request, m.decode(answer.value, m.Destroyed))
+            case m.SetAlias():
+                state = m.decode(answer.value, m.AliasState)
+                if state.alias_generation:
+                    key = (request.name, state.alias_generation)
+                    known = self.moved_by.setdefault(key, request.rid)
+                    assert known == request.rid, f"{key} was given twice"
+                at = max(self.aliases.get(request.name, 0), state.alias_generation)
+                self.aliases[request.name] = at
+            case m.Pin():
+                pinned = m.decode(answer.value, m.Pinned)
+                known = self.pins.setdefault(pinned.pin, request.rid)
+                assert known == request.rid, f"pin {pinned.pin} was given twice"
+            case _:
+                pass
+
+    def _destroyed(self, request: m.Destroy, ended: m.Destroyed) -> None:
+        for generation, (name, version, _) in self.created.items():
+            meant = generation == request.generation or (
+                name == request.id and version in ended.versions
+            )
+            if meant and generation in self.doomed:
+                self.destroyed[generation] = None
+
+    # -------------------------------------------------------------- bytes
+    def read(self, node: SimNode, generation: Generation, values: list[int]) -> None:
+        """What is read of a generation is what was put: immutable, of one content."""
+        nbytes = self.created[generation][2]
+        assert values == values_of(generation, nbytes), (
+            f"{node.name} gave {values} for generation {generation}"
+        )
+        self.count("read")
+
+    def copies(self, generation: Generation, *, but: NodeId = NO_NODE) -> int:
+        """How many nodes that live can serve a generation."""
+        return sum(
+            node.life.alive and node.node != but and node.store.has(generation)
+            for node in self.world.nodes
+        )
+
+    def guarded(self, generation: Generation) -> bool:
+        """Whether a generation must not be lost by a decision of ours."""
+        return (
+            generation in self.committed
+            and generation not in self.doomed
+            and generation not in self.lost
+        )
+
+    def dropping(
+        self, node: SimNode, generation: Generation, tier: m.Tier | None, *, final: bool
+    ) -> None:
+        """Never the last copy dropped by us."""
+        if not self.guarded(generation):
+            return
+        if tier is not None:
+            replica = node.store.table.replicas[generation]
+            if any(copy.tier is not tier and copy.filled for copy in replica.copies):
+                return
+        self._gone_from(node, generation)
+
+    def leaving(self, node: SimNode) -> None:
+        """A node ends in order: it alone held nothing."""
+        for generation, _ in node.store.committed():
+            if self.guarded(generation):
+                self._gone_from(node, generation)
+
+    def _gone_from(self, node: SimNode, generation: Generation) -> None:
+        if self.copies(generation, but=node.node):
+            return
+        since_s = self.world.time.now_s - self.died_s.get(generation, float("-inf"))
+        assert since_s < BELIEF_S, (
+            f"{node.name} gives up the last copy of generation {generation}"
+        )
+        self.lost[generation] = None
+
+    def died(self, node: SimNode) -> None:
+        """A node died with what it held."""
+        for generation, _ in node.store.committed():
+            self.died_s[generation] = self.world.time.now_s
+            if not self.copies(generation, but=node.node):
+                self.lost[generation] = None
+
+    # -------------------------------------------------------------- lives
+    def began(self, scheduler: SimScheduler, loss: str) -> None:
+        """A scheduler has started: what was told is there, or its loss is said."""
+        catalog = scheduler.catalog
+        if loss:
+            assert catalog.said, "a loss was not said"
+            self.committed.clear()
+            self.published.clear()
+            self.destroyed.clear()
+            self.aliases.clear()
+            self.moved_by.clear()
+            self.told_of = oracles.Told(epoch=catalog.epoch)
+            return
+        assert not catalog.said, catalog.said
+        self.told_of = oracles.Told(
+            content=self.told_of.content,
+            published=self.told_of.published,
+            destroyed=set(self.destroyed),
+            epoch=self.told_of.epoch,
+        )
+        self.nothing_told_is_forgotten(scheduler)
+
+    def nothing_told_is_forgotten(self, scheduler: SimScheduler) -> None:
+        """Durable before told."""
+        names = scheduler.catalog.names
+        for generation in self.committed:
+            record = names.versions.get(generation)
+            if generation not in self.doomed:
+                assert record is not None, f"commit of {generation} was forgotten"
+                assert not record.creating
+            if record is not None and generation in self.published:
+                assert record.published, f"publish of {generation} was forgotten"
+        for generation in self.destroyed:
+            assert generation not in names.versions, (
+                f"destroy of {generation} was forgotten"
+            )
+        for name, at in self.aliases.items():
+            found = names.aliases.get(name)
+            assert found is not None or not at, f"alias {name} was forgotten"
+            assert found is None or found.alias_generation >= at

@@ -1,0 +1,415 @@
+"""What simulated programs do: the calls of the paper, in random order, as the API makes them.
+
+Rules:
+
+1. A call either ends well, or with a fault that its caller may see; anything else fails the
+   simulation.
+2. What is read is compared with what was put.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+from tensorcast_dask.exceptions import PeerLost, TensorCastError
+from tensorcast_dask.store.records import digest_of_index
+from tensorcast_dask.store.state.replicas import Filling, Wanted
+from tensorcast_dask.tensors import messages as m
+from tensorcast_dask.tensors.dtypes import dtype
+from tensorcast_dask.tensors.ids import ArtifactId, Generation, HostId, NodeId
+from tensorcast_dask.tensors.specs import Index, TensorSpec
+from tests.kit.sim_store import CHUNK_BYTES, Reading, values_of
+from tests.kit.sim_timeline import Process, Wait
+
+if TYPE_CHECKING:
+    from tests.kit.sim_node import SimNode
+    from tests.kit.sim_program import SimProgram
+    from tests.kit.world import World
+
+__all__ = ["index_of", "work"]
+
+NAMES = ("x", "y", "z")
+SIZES = (
+    100,
+    CHUNK_BYTES // 2,
+    CHUNK_BYTES,
+    3 * CHUNK_BYTES - 7,
+    5 * CHUNK_BYTES,
+    9 * CHUNK_BYTES,
+)
+Call: TypeAlias = Generator[Wait, bool, None]
+Action: TypeAlias = "Callable[[World, SimProgram], Generator[Wait, bool, object]]"
+
+
+@functools.cache
+def index_of(nbytes: int) -> tuple[bytes, str]:
+    """An index of one uint8 tensor, and its digest."""
+    index = Index.of([TensorSpec("t", dtype("uint8"), (nbytes,))])
+    assert index.nbytes >= nbytes
+    return index.encode(), index.digest()
+
+
+def work(program: SimProgram) -> Process:
+    """Call after call, until the world wants quiet."""
+    world, rng = program.world, program.world.rng
+    calls: tuple[Action, ...] = (
+        *[put] * 5,
+        *[read] * 4,
+        *[publish] * 2,
+        *[destroy] * 2,
+        *[ensure] * 3,
+        *[migrate] * 2,
+        *[release] * 2,
+        *[pin] * 1,
+        *[alias] * 2,
+        *[view] * 1,
+        *[drain] * (1 if rng.random() < 0.3 else 0),
+    )
+    while not world.quiet:
+        yield rng.choice((0.01, 0.1, 0.3, 1.0))
+        call = rng.choice(calls)
+        yield from call(world, program)
+
+
+# -------------------------------------------------------------------- put
+def put(
+    world: World, program: SimProgram, *, name: str = ""
+) -> Generator[Wait, bool, object]:
+    """Take a name, fill it, commit it; or give it up on the way. One named is kept."""
+    rng = world.rng
+    nbytes = CHUNK_BYTES if name else rng.choice(SIZES)
+    index, digest = index_of(nbytes)
+    created = yield from program.ask(
+        m.Create(
+            rid=program.rid(),
+            id=ArtifactId(name or rng.choice(NAMES)),
+            nbytes=nbytes,
+            index=index,
+            index_digest=digest,
+            tensors=1,
+            version=rng.choice((0, -1, -1)),
+            host=HostId(program.host),
+            replicas=1 if name else rng.choice((1, 1, 1, 2, 3)),
+            ttl_s=6.0,
+        )
+    )
+    if isinstance(created, m.Fault):
+        return created
+    node = world.node(created.node.node)
+    taken = world.watch.created[created.generation][0]
+    wanted = (created.generation, taken, created.version, nbytes, index)
+    sent = yield from send(world, program, node, wanted)
+    if sent and (name or rng.random() < 0.92):
+        commit = m.CommitCreated(
+            rid=program.rid(), generation=created.generation, deadline_s=6.0
+        )
+        info = yield from program.ask(commit, 6.0)
+        if not isinstance(info, m.Fault):
+            return info
+    abort = m.AbortCreated(rid=program.rid(), generation=created.generation)
+    return (yield from program.ask(abort, 5.0))
+
+
+def send(
+    world: World, program: SimProgram, node: SimNode | None, wanted: tuple
+) -> Generator[Wait, bool, bool]:
+    """Bring the bytes to a node and freeze them there; whether that is known to be so."""
+    yield world.network.latency_s()
+    if node is None or not node.life.alive:
+        return False
+    if not world.network.reaches(program.host, node.host):
+        return False
+    world.connections += 1
+    number = world.connections
+    program.connections[number] = lambda: node.store.take_back(number)
+    outcome: list[TensorCastError | None] = []
+
+    def carry() -> Process:
+        try:
+            yield from _fill(world, node, wanted, number)
+            outcome.append(None)
+        except TensorCastError as error:
+            outcome.append(error)
+
+    ended = world.time.spawn(node.life, carry())
+    known = yield ended, 5.0
+    yield world.network.latency_s()
+    del program.connections[number]
+    if not known or not world.network.reaches(node.host, program.host):
+        node.store.take_back(number)
+        return False
+    return outcome == [None]
+
+
+def _fill(world: World, node: SimNode, wanted: tuple, owner: int) -> Call:
+    generation, name, version, nbytes, index = wanted
+    store = node.store
+    filling: Filling = yield from store.reserve(
+        Wanted(
+            generation=generation,
+            id=name,
+            version=version,
+            nbytes=nbytes,
+            tier=m.Tier.HOST,
+            owner=owner,
+            deadline_s=node.now_s() + 6.0,
+            labels={},
+        )
+    )
+    store.fresh(filling.copy)
+    for at, value in enumerate(values_of(generation, nbytes)):
+        store.table.filling(generation, m.Tier.HOST)  # it may be taken back meanwhile
+        store.write(filling.copy, at, value)
+        if world.rng.random() < 0.2:
+            yield world.rng.choice((0.001, 0.05, 0.5))
+        if world.unlucky(world.faults.truncated):
+            store.take_back(owner)
+            message = "the connection broke off"
+            raise PeerLost(message)
+    store.commit(generation, m.Tier.HOST, index=index, digest=digest_of_index(index))
+
+
+# -------------------------------------------------------------------- read
+def read(world: World, program: SimProgram) -> Call:
+    """Resolve a name, find a replica, bring it here if need be, read it."""
+    rng = world.rng
+    info = yield from program.ask(
+        m.Resolve(
+            rid=program.rid(),
+            id=ArtifactId(rng.choice((*NAMES, "al", "v"))),
+            version=rng.choice((0, 0, 1, 2)),
+            published=rng.random() < 0.3,
+        )
+    )
+    if isinstance(info, m.Fault):
+        return
+    located = yield from program.ask(
+        m.Locate(rid=program.rid(), generation=info.generation)
+    )
+    if isinstance(located, m.Fault):
+        return
+    if rng.random() < 0.3:
+        ask = m.Ensure(
+            rid=program.rid(),
+            generation=info.generation,
+            node=NodeId(""),
+            host=HostId(program.host),
+            deadline_s=4.0,
+            why="read",
+        )
+        moved = yield from program.ask(ask, 4.0)
+        if isinstance(moved, m.Fault):
+            return
+        located = m.Located(info=located.info, locations=(moved.location,))
+    for location in located.locations[:2]:
+        node = world.node(location.card.node)
+        if (yield from open_at(world, program, node, info.generation)):
+            return
+
+
+def open_at(
+    world: World, program: SimProgram, node: SimNode | None, generation: Generation
+) -> Generator[Wait, bool, bool]:
+    """Read a generation at a node, and hold what was read for a while."""
+    yield world.network.latency_s()
+    if node is None or not node.life.alive:
+        return False
+    if not world.network.reaches(program.host, node.host):
+        return False
+    opened = Opening(node)
+    world.connections += 1
+    number = world.connections
+    program.connections[number] = opened.close
+    ended = world.time.spawn(node.life, opened.run(generation))
+    known = yield ended, 4.0
+    del program.connections[number]
+    held = opened.held
+    if not known or held is None:
+        opened.close()
+        return False
+    place = node.store.memory[held.copy.tier, held.copy.segment]
+    world.watch.read(node, generation, place[held.copy.offset])
+    unmap = node.store.map(held.copy.segment)
+    opened.close()
+    slabs = node.store.table.tiers[m.Tier.HOST].slabs
+    if held.copy.tier is not m.Tier.HOST or held.copy.segment in slabs:
+        unmap()  # small ones, and those of the disk, are copied out
+        return True
+    program.mapped[number] = unmap
+    yield world.rng.choice((0.0, 0.5, 3.0))
+    if node.life.alive:  # what is mapped stays, whatever the store has dropped
+        world.watch.read(node, generation, place[held.copy.offset])
+    program.mapped.pop(number)()
+    return True
+
+
+@dataclass(eq=False)
+class Opening:
+    """A connection to a store that reads one generation."""
+
+    node: SimNode
+    held: Reading | None = None
+    closed: bool = False
+
+    def run(self, generation: Generation) -> Process:
+        """The store's side of it."""
+        try:
+            self.held = yield from _acquire(self.node, generation)
+        except TensorCastError as error:
+            self.node.world.time.note(self.node.name, f"not opened: {error}")
+        if self.closed:
+            self.close()
+
+    def close(self) -> None:
+        """End it, now or as soon as it is open."""
+        self.closed = True
+        held, self.held = self.held, None
+        if held is not None:
+            self.node.store.release(held)
+
+
+def _acquire(node: SimNode, generation: Generation) -> Generator[Wait, bool, Reading]:
+    held = node.store.acquire(generation)
+    if held.copy.tier is m.Tier.HOST:
+        return held
+    try:
+        yield from node.store.restore(generation)
+    except TensorCastError:
+        return held  # borrowed from the disk
+    node.store.release(held)
+    return node.store.acquire(generation, m.Tier.HOST)
+
+
+# -------------------------------------------------------------------- changes
+def publish(world: World, program: SimProgram) -> Call:
+    """Publish something."""
+    generation = world.watch.some_generation()
+    if generation:
+        yield from program.ask(m.Publish(rid=program.rid(), generation=generation), 8.0)
+
+
+def destroy(world: World, program: SimProgram) -> Call:
+    """End a version, or a whole id."""
+    rng = world.rng
+    generation = world.watch.some_generation()
+    if rng.random() < 0.7 and generation:
+        name = world.watch.created[generation][0]
+    else:
+        generation, name = Generation(0), ArtifactId(rng.choice(NAMES))
+    yield from program.ask(
+        m.Destroy(rid=program.rid(), id=name, generation=generation, deadline_s=5.0),
+        5.0,
+    )
+
+
+def ensure(world: World, program: SimProgram) -> Call:
+    """Replicate, prefetch."""
+    rng = world.rng
+    generation = world.watch.some_generation()
+    node = world.some_node() if rng.random() < 0.6 else NodeId("")
+    if generation:
+        yield from program.ask(
+            m.Ensure(
+                rid=program.rid(),
+                generation=generation,
+                node=node,
+                deadline_s=rng.choice((0.3, 4.0)),
+                tier=rng.choice((m.Tier.HOST, m.Tier.HOST, m.Tier.DISK)),
+                host=HostId(program.host if rng.random() < 0.3 else ""),
+                why="replicate",
+            ),
+            4.0,
+        )
+
+
+def migrate(world: World, program: SimProgram) -> Call:
+    """Move a replica."""
+    generation = world.watch.some_generation()
+    if generation:
+        source = world.holder_of(generation) or world.some_node()
+        yield from program.ask(
+            m.Migrate(
+                rid=program.rid(),
+                generation=generation,
+                source=source,
+                node=world.some_node(),
+                deadline_s=world.rng.choice((0.3, 5.0)),
+            ),
+            5.0,
+        )
+
+
+def release(world: World, program: SimProgram) -> Call:
+    """Drop one replica."""
+    generation = world.watch.some_generation()
+    if generation:
+        node = world.holder_of(generation) or world.some_node()
+        yield from program.ask(
+            m.Release(
+                rid=program.rid(), generation=generation, node=node, deadline_s=4.0
+            ),
+            4.0,
+        )
+
+
+def pin(world: World, program: SimProgram) -> Call:
+    """Pin, and perhaps unpin."""
+    rng = world.rng
+    generation = world.watch.some_generation()
+    if not generation:
+        return
+    pinned = yield from program.ask(
+        m.Pin(rid=program.rid(), generation=generation, ttl_s=rng.choice((1.0, 5.0)))
+    )
+    if not isinstance(pinned, m.Fault) and rng.random() < 0.5:
+        yield from program.ask(
+            m.Unpin(rid=program.rid(), generation=generation, pin=pinned.pin)
+        )
+
+
+def alias(world: World, program: SimProgram) -> Call:
+    """Move the alias by compare-and-set."""
+    rng = world.rng
+    generation = world.watch.some_generation()
+    seen = world.watch.aliases.get(ArtifactId("al"), 0)
+    yield from program.ask(
+        m.SetAlias(
+            rid=program.rid(),
+            name=ArtifactId("al"),
+            generation=generation if rng.random() < 0.9 else Generation(0),
+            expect=rng.choice((-1, seen, seen)),
+        )
+    )
+
+
+def view(world: World, program: SimProgram) -> Call:
+    """Make a view findable."""
+    generation = world.watch.some_generation()
+    if generation:
+        yield from program.ask(
+            m.RegisterView(
+                rid=program.rid(),
+                id=ArtifactId("v"),
+                generation=generation,
+                view=b"v",
+                index_digest="v",
+                nbytes=1,
+                tensors=1,
+            )
+        )
+
+
+def drain(world: World, program: SimProgram) -> Call:
+    """Empty a node and end it."""
+    yield from program.ask(
+        m.DrainNode(
+            rid=program.rid(),
+            node=world.some_node(),
+            deadline_s=5.0,
+            end=world.rng.random() < 0.7,
+        ),
+        5.0,
+    )
