@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
+import dask
 import numpy as np
 
 import tensorcast_dask as tc
@@ -86,6 +87,8 @@ def cluster(
     keep = sizes.big_bytes + 64 * MIB if warm_bytes is None else warm_bytes
     settings: dict[str, Any] = {"segment": {"warm-bytes": keep}} | (more or {})
     with (
+        # On a loaded machine a worker takes long to come back; Dask gives it up after 15 s.
+        dask.config.set({"distributed.deploy.lost-worker-timeout": "300s"}),
         run_directory(),
         tc.LocalCluster(
             n_workers=n_workers,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -34,6 +35,20 @@ def read_for(state: dict[str, Any], name: str, for_s: float) -> dict[str, Any]:
     return {"reads": reads, "longest_ms": longest * 1e3, "errors": errors}
 
 
+def worker_pid(cast: Any, within_s: float = 60.0) -> int:
+    """The worker's, once it is there and its node is attended."""
+    stop = time.monotonic() + within_s
+    while True:
+        with contextlib.suppress(Exception):
+            pids = cast.client.run(os.getpid)
+            if pids and cast.workers():
+                return int(next(iter(pids.values())))
+        if time.monotonic() > stop:
+            msg = "no worker came back"
+            raise TimeoutError(msg)
+        time.sleep(0.1)
+
+
 def main(sizes: Sizes) -> None:
     """One line."""
     seen: list[dict[str, Any]] = []
@@ -46,9 +61,8 @@ def main(sizes: Sizes) -> None:
         reader(product.attach, cluster.scheduler_address)
 
         def one_kill() -> float:
-            cast.client.wait_for_workers(1, timeout=30)
             stores = product.store_pids()
-            (pid,) = cast.client.run(os.getpid).values()
+            pid = worker_pid(cast)
             reader.start(read_for, "bench/big", 5.0)
             time.sleep(1.0)
             os.kill(pid, signal.SIGKILL)
