@@ -18,8 +18,9 @@ from benchmarks.sizes import MIB, Sizes, parse
 class Putter:
     """Puts the same array again and again; each is destroyed before the next."""
 
-    def __init__(self, cast: Any, source: np.ndarray) -> None:
+    def __init__(self, cast: Any, source: np.ndarray, *, rest_s: float) -> None:
         self._cast, self._source, self._number = cast, source, 0
+        self._rest_s = rest_s  # see `pull.Puller`
 
     def seconds(self) -> float:
         """One put, timed; the destroy is not."""
@@ -30,6 +31,7 @@ class Putter:
         spent = time.perf_counter() - begin
         self._cast.destroy(name)
         settle(self._cast)
+        time.sleep(self._rest_s)
         return spent
 
 
@@ -51,7 +53,7 @@ def against_segments(sizes: Sizes, segments: Segments, *, fresh: bool) -> None:
         product.cluster(sizes, n_workers=1, warm_bytes=0 if fresh else None) as cluster,
         product.session(cluster) as cast,
     ):
-        putter = Putter(cast, segments.source)
+        putter = Putter(cast, segments.source, rest_s=0.4 if fresh else 0.0)
         emit(
             paired(
                 f"put {sizes.big_bytes >> 20} MiB into a {kind} segment",
