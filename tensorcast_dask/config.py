@@ -55,7 +55,7 @@ Tree = dict[str, Any]
 
 ENVIRONMENT_PREFIX: Final = "TENSORCAST_"
 #: Variables of that prefix that belong to other rooms.
-_OTHERS_VARIABLES: Final = re.compile(r"(FAULTS|TESTS?|NANNY)($|_)")
+_OTHERS_VARIABLES: Final = re.compile(r"(FAULTS|TESTS?|NANNY|SCHEDULER|LOG)($|_)")
 #: What a host decides for itself (rule 3).
 HOSTS_OWN: Final = ("node", "host", "run-dir")
 
@@ -166,6 +166,15 @@ def _on_close(value: object) -> str:
     return str(value)
 
 
+def _folder(value: object) -> str:
+    """Take an absolute path: a store's working directory is not its starter's."""
+    text = _text(value)
+    if text and not Path(text).is_absolute():
+        message = f"takes an absolute path, not {value!r}"
+        raise ValueError(message)
+    return text
+
+
 def _journal(value: object) -> str:
     text = _text(value)
     if not text:
@@ -178,7 +187,7 @@ def _journal(value: object) -> str:
 #: with `_` for `.` and `-`, with the unit added where it has one.
 _READERS: Final[dict[str, tuple[str, Callable[[object], Any]]]] = {
     "cluster": ("cluster", _text),
-    "run-dir": ("run_dir", _text),
+    "run-dir": ("run_dir", _folder),
     "host": ("host", _text),
     "separate-hosts": ("separate_hosts", _flag),
     "journal": ("journal", _journal),
@@ -208,7 +217,7 @@ _READERS: Final[dict[str, tuple[str, Callable[[object], Any]]]] = {
     "transfer.bandwidth": ("bandwidth_bytes_per_s", _rate),
     "transfer.stall": ("stall_s", parse_seconds),
     "node.host-memory": ("host_memory", _memory),
-    "node.disk-dir": ("disk_dir", _text),
+    "node.disk-dir": ("disk_dir", _folder),
     "node.disk-memory": ("disk_bytes", parse_bytes),
     "node.disk-dir-allow-tmpfs": ("disk_dir_allow_tmpfs", _flag),
     "node.disk-direct": ("disk_direct", _flag),

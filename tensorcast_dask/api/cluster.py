@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from pathlib import Path
 from typing import Any
 
 import dask.config
@@ -58,7 +59,7 @@ class LocalCluster(distributed.LocalCluster):
             self._disk = tempfile.TemporaryDirectory(prefix="tensorcast-disk-")
             disk = self._disk.name
         if disk:
-            arguments["node"]["disk-dir"] = disk
+            arguments["node"]["disk-dir"] = str(Path(disk).absolute())
         if separate_hosts:
             arguments["separate-hosts"] = True
         if journal is not None:

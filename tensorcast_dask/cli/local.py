@@ -9,6 +9,7 @@ Rules:
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -20,20 +21,26 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from tensorcast_dask.cli.output import show_json, success
+from tensorcast_dask.config import Settings
 from tensorcast_dask.dataplane import hosts
 from tensorcast_dask.exceptions import AlreadyExists, NotFound, PeerLost
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["down", "running_address", "up", "up_detached"]
+__all__ = ["down", "interruptible", "running_address", "up", "up_detached"]
 
 _START_S: Final = 60.0
 _STOP_S: Final = 30.0
 
 
+def _run_directory() -> Path:
+    return hosts.run_directory(Settings.read().run_dir)
+
+
 def _file() -> Path:
-    return hosts.run_directory() / "up.json"
+    return _run_directory() / "up.json"
 
 
 def _running() -> dict[str, Any] | None:
@@ -74,10 +81,11 @@ def up(
             f"a cluster runs at {known['scheduler']}; end it with `tensorcast down`"
         )
         raise AlreadyExists(message)
-    signal.signal(signal.SIGTERM, _interrupt)
-    with LocalCluster(
-        workers, host_memory=host_memory, disk=disk or False, scheduler_port=port
-    ) as cluster:
+    options: dict[str, Any] = {"disk": disk or False, "scheduler_port": port}
+    with (
+        interruptible(),
+        LocalCluster(workers, host_memory=host_memory, **options) as cluster,
+    ):
         facts = {
             "scheduler": cluster.scheduler_address,
             "dashboard": cluster.dashboard_link,
@@ -103,6 +111,16 @@ def up(
             _file().unlink(missing_ok=True)
 
 
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """Let SIGTERM do what Ctrl-C does."""
+    before = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def _interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
@@ -120,7 +138,7 @@ def up_detached(arguments: list[str], *, as_json: bool) -> None:
             f"a cluster runs at {known['scheduler']}; end it with `tensorcast down`"
         )
         raise AlreadyExists(message)
-    log = hosts.run_directory() / "up.log"
+    log = _run_directory() / "up.log"
     with log.open("wb") as sink:
         process = subprocess.Popen(
             [sys.executable, "-m", "tensorcast_dask.cli", "up", *arguments],
@@ -132,7 +150,7 @@ def up_detached(arguments: list[str], *, as_json: bool) -> None:
     until_s = time.monotonic() + _START_S
     while (known := _running()) is None:
         if process.poll() is not None or time.monotonic() > until_s:
-            message = f"the cluster did not start; see {log}"
+            message = f"the cluster did not start: {_end_of(log)}"
             raise PeerLost(message)
         time.sleep(0.05)
     if as_json:
@@ -141,7 +159,12 @@ def up_detached(arguments: list[str], *, as_json: bool) -> None:
         click.echo(f"scheduler  {known['scheduler']}\ndashboard  {known['dashboard']}")
 
 
-def down() -> None:
+def _end_of(log: Path) -> str:
+    lines = log.read_text(errors="replace").strip().splitlines()
+    return f"{lines[-1]} ({log})" if lines else f"see {log}"
+
+
+def down(*, as_json: bool) -> None:
     """End the cluster that `up` started.
 
     Raises
@@ -162,4 +185,7 @@ def down() -> None:
             message = f"process {known['pid']} does not end; kill it by hand"
             raise PeerLost(message)
         time.sleep(0.05)
-    success(f"{known['scheduler']} ended")
+    if as_json:
+        show_json({"ended": known["scheduler"]})
+    else:
+        success(f"{known['scheduler']} ended")

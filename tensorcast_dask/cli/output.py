@@ -5,14 +5,17 @@ Rules:
 1. Results go to standard output, everything else to standard error.
 2. With `--json` standard output carries one JSON value and nothing else.
 3. Exit status: 0 done, 1 the service refused (the error's kind stands first on standard
-   error), 2 wrong usage, 3 the service could not be reached in time.
+   error), 2 wrong usage, 3 the service could not be reached in time, 130 interrupted.
+4. A reader that went away (`tensorcast ls | head`) is no error.
 """
 
 from __future__ import annotations
 
 import json
+import math
+import os
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 import msgspec
@@ -26,7 +29,9 @@ if TYPE_CHECKING:
 
 __all__ = ["human_bytes", "run", "show_json", "show_table", "success"]
 
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
+_PIPE_COLUMNS: Final = 10_000
+_INTERRUPTED: Final = 130
 
 
 def human_bytes(nbytes: float) -> str:
@@ -39,12 +44,24 @@ def human_bytes(nbytes: float) -> str:
 
 
 def _plain(value: Any) -> Any:
-    return msgspec.to_builtins(value, builtin_types=(bytes,), enc_hook=str)
+    """Give what JSON can say: bytes as hexadecimal text, infinity as null."""
+    match value:
+        case bytes():
+            return value.hex()
+        case float() if not math.isfinite(value):
+            return None
+        case dict():
+            return {str(key): _plain(each) for key, each in value.items()}
+        case list() | tuple():
+            return [_plain(each) for each in value]
+        case _:
+            return value
 
 
 def show_json(value: Any) -> None:
     """Print one JSON value."""
-    click.echo(json.dumps(_plain(value), default=lambda raw: raw.hex(), sort_keys=True))
+    built = msgspec.to_builtins(value, builtin_types=(bytes,), enc_hook=str)
+    click.echo(json.dumps(_plain(built), sort_keys=True))
 
 
 def show_table(
@@ -56,7 +73,9 @@ def show_table(
         table.add_column(column, overflow="fold")
     for row in rows:
         table.add_row(*(str(cell) for cell in row))
-    Console(soft_wrap=not sys.stdout.isatty()).print(table)
+    # Into a pipe every row is one line, however long; text is shown as it is.
+    width = None if sys.stdout.isatty() else _PIPE_COLUMNS
+    Console(width=width, markup=False, highlight=False, emoji=False).print(table)
 
 
 def success(text: str) -> None:
@@ -71,6 +90,11 @@ def run(action: Callable[[], None]) -> None:
     except TensorCastError as error:
         click.echo(f"{error.kind}: {error.message}", err=True)
         sys.exit(3 if isinstance(error, ReachError) else 1)
+    except BrokenPipeError:  # rule 4
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:
         click.echo(f"CatalogUnavailable: {error}; is the address right?", err=True)
         sys.exit(3)
+    except KeyboardInterrupt:
+        click.echo("interrupted", err=True)
+        sys.exit(_INTERRUPTED)

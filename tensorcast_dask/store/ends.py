@@ -19,6 +19,8 @@ import logging
 import threading
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from tensorcast_dask.dataplane.hosts import PidWatch
 from tensorcast_dask.exceptions import Mismatch
 from tensorcast_dask.store.core import now_s
@@ -78,10 +80,20 @@ class Ends:
         Who this store is; changed by an adoption.
     free_ttl_s : float
         How long a store waits for its first worker.
+    own : tuple of str
+        Fields of the settings that no worker changes.
     """
 
-    def __init__(self, core: Core, identity: Identity, *, free_ttl_s: float) -> None:
+    def __init__(
+        self,
+        core: Core,
+        identity: Identity,
+        *,
+        free_ttl_s: float,
+        own: tuple[str, ...] = (),
+    ) -> None:
         self._core = core
+        self._own = own
         self._identity = identity
         self.adoption = Adoption(
             orphan_ttl_s=core.settings.orphan_ttl_s, free_ends_s=now_s() + free_ttl_s
@@ -120,6 +132,9 @@ class Ends:
 
     def _adopt(self, request: Adopt, peer: Peer) -> Adopted:
         core, identity = self._core, self._identity
+        kept = {name: getattr(core.settings, name) for name in self._own}
+        settings = msgspec.structs.replace(request.settings, **kept)
+        request = msgspec.structs.replace(request, settings=settings)
         with core.lock:
             held = bool(core.table.replicas)
             identity.check_cluster(request.link, holds=held)

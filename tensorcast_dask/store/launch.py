@@ -48,6 +48,8 @@ class StoreStart(Wire, frozen=True, kw_only=True):
     link: LinkTarget | None = None
     #: How long it waits for its first worker; 0 = for ever.
     free_ttl_s: float = 0.0
+    #: Fields of the settings that a person gave for this store: no worker changes them.
+    own: tuple[str, ...] = ()
 
 
 def folder_of(settings: StoreSettings, node: NodeId) -> Path:
@@ -79,6 +81,7 @@ def start(
     timeout_s: float = 10.0,
     link: LinkTarget | None = None,
     free_ttl_s: float = 0.0,
+    own: tuple[str, ...] = (),
 ) -> NodeCard:
     """Start a detached store process and wait until it can be adopted.
 
@@ -92,6 +95,8 @@ def start(
         The catalog, where the store shall not wait for a worker to tell it.
     free_ttl_s : float
         How long it waits for its first worker before it ends; 0 = for ever.
+    own : tuple of str
+        Fields of the settings that stay when a worker adopts it with others.
 
     Returns
     -------
@@ -106,7 +111,9 @@ def start(
     node = NodeId(uuid.uuid4().hex)  # noqa: TID251  # the starter mints the identity
     folder = folder_of(settings, node)
     hosts.socket_path(folder)
-    told = StoreStart(node=node, settings=settings, link=link, free_ttl_s=free_ttl_s)
+    told = StoreStart(
+        node=node, settings=settings, link=link, free_ttl_s=free_ttl_s, own=own
+    )
     process = subprocess.Popen(
         [sys.executable, "-m", "tensorcast_dask.store"],
         stdin=subprocess.PIPE,

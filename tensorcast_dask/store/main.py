@@ -84,7 +84,10 @@ class Store:
             machine=Machine(),
         )
         self.ends = Ends(
-            self.core, self.identity, free_ttl_s=told.free_ttl_s or float("inf")
+            self.core,
+            self.identity,
+            free_ttl_s=told.free_ttl_s or float("inf"),
+            own=told.own,
         )
         self._sums = Sums(self.core)
         self._disk = open_disk(

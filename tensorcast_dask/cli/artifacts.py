@@ -1,0 +1,256 @@
+"""Commands on the artifacts of a running cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from tensorcast_dask.cli.options import on_cluster, pairs, session
+from tensorcast_dask.cli.output import human_bytes, run, show_json, show_table, success
+
+__all__ = ["get", "ls", "nodes", "put", "rm", "show", "sql"]
+
+
+@click.command()
+@click.argument("prefix", default="")
+@click.option(
+    "-l",
+    "--label",
+    "labels",
+    multiple=True,
+    callback=pairs,
+    help="key=value that it must carry.",
+)
+@click.option(
+    "-a", "--all-versions", is_flag=True, help="Every version, not the newest."
+)
+@on_cluster
+def ls(
+    prefix: str,
+    labels: dict[str, str],
+    all_versions: bool,
+    scheduler: str | None,
+    as_json: bool,
+) -> None:
+    """List artifacts whose id begins with PREFIX."""
+
+    def work() -> None:
+        with session(scheduler) as cast:
+            found = cast.list(prefix, labels=labels, all_versions=all_versions)
+            if as_json:
+                show_json([artifact.info for artifact in found])
+                return
+            show_table(
+                "",
+                ("id", "version", "stage", "owner", "tensors", "bytes", "labels"),
+                (
+                    (
+                        a.id,
+                        a.version,
+                        a.info.stage,
+                        a.owner,
+                        a.info.tensors,
+                        human_bytes(a.nbytes),
+                        " ".join(f"{k}={v}" for k, v in a.labels.items()),
+                    )
+                    for a in found
+                ),
+            )
+
+    run(work)
+
+
+@click.command()
+@click.argument("id_")
+@click.option("-v", "--version", type=int, help="That version.")
+@on_cluster
+def show(id_: str, version: int | None, scheduler: str | None, as_json: bool) -> None:
+    """Show one artifact: its tensors, and where its replicas are."""
+
+    def work() -> None:
+        with session(scheduler) as cast:
+            artifact = cast.artifact(id_, version=version)
+            places = artifact.locations()
+            meta = artifact.tensor_meta()
+            if as_json:
+                tensors = [
+                    {
+                        "name": s.name,
+                        "dtype": s.dtype.name,
+                        "shape": s.shape,
+                        "bytes": s.nbytes,
+                    }
+                    for s in meta.values()
+                ]
+                show_json(
+                    {"artifact": artifact.info, "replicas": places, "tensors": tensors}
+                )
+                return
+            click.echo(repr(artifact))
+            show_table(
+                "replicas",
+                ("node", "tier", "host", "worker"),
+                (
+                    (p.card.name or p.card.node, p.tier, p.card.host, p.card.worker)
+                    for p in places
+                ),
+            )
+            show_table(
+                "tensors",
+                ("name", "dtype", "shape", "bytes"),
+                (
+                    (s.name, s.dtype.name, list(s.shape), human_bytes(s.nbytes))
+                    for s in meta.values()
+                ),
+            )
+
+    run(work)
+
+
+@click.command()
+@click.argument("path", type=click.Path(exists=True, path_type=Path))
+@click.argument("id_")
+@click.option(
+    "-l",
+    "--label",
+    "labels",
+    multiple=True,
+    callback=pairs,
+    help="key=value to find it by.",
+)
+@click.option(
+    "-r", "--replicas", default=1, show_default=True, help="On how many hosts."
+)
+@click.option(
+    "--next", "next_version", is_flag=True, help="As the next version of the id."
+)
+@click.option("--publish", is_flag=True, help="Make it visible to `latest`.")
+@on_cluster
+def put(
+    path: Path,
+    id_: str,
+    labels: dict[str, str],
+    replicas: int,
+    next_version: bool,
+    publish: bool,
+    scheduler: str | None,
+    as_json: bool,
+) -> None:
+    """Import a safetensors file, directory or index as artifact ID."""
+
+    def work() -> None:
+        with session(scheduler) as cast:
+            artifact = cast.load(
+                path,
+                id_,
+                labels=labels,
+                replicas=replicas,
+                version="next" if next_version else None,
+            ).result()
+            if publish:
+                artifact.publish()
+            if as_json:
+                show_json(artifact.info)
+            else:
+                success(f"{artifact!r}")
+
+    run(work)
+
+
+@click.command()
+@click.argument("id_")
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option("-v", "--version", type=int, help="That version.")
+@click.option("--max-shard", default=0, help="Bytes of a shard; 0 = one file.")
+@on_cluster
+def get(
+    id_: str,
+    path: Path,
+    version: int | None,
+    max_shard: int,
+    scheduler: str | None,
+    as_json: bool,
+) -> None:
+    """Write an artifact as safetensors (on a holder's host)."""
+
+    def work() -> None:
+        with session(scheduler) as cast:
+            artifact = cast.artifact(id_, version=version)
+            artifact.save(str(path), max_shard_bytes=max_shard)
+            if as_json:
+                show_json({"path": str(path.absolute()), "artifact": artifact.info})
+            else:
+                success(f"{path}: {human_bytes(artifact.nbytes)}")
+
+    run(work)
+
+
+@click.command()
+@click.argument("id_")
+@click.option("-v", "--version", type=int, help="Only that version.")
+@on_cluster
+def rm(id_: str, version: int | None, scheduler: str | None, as_json: bool) -> None:
+    """Destroy an artifact, all versions unless one is named."""
+
+    def work() -> None:
+        with session(scheduler) as cast:
+            what = id_ if version is None else cast.artifact(id_, version=version)
+            ended = cast.destroy(what).result()
+            if as_json:
+                show_json(ended)
+            else:
+                success(f"{id_}: {len(ended.versions)} versions ended")
+
+    run(work)
+
+
+@click.command()
+@click.argument("query")
+@on_cluster
+def sql(query: str, scheduler: str | None, as_json: bool) -> None:
+    """Run one SELECT over the catalog.
+
+    Tables: artifacts, versions, replicas, nodes, leases, pins, operations, transfers, events.
+    """
+
+    def work() -> None:
+        with session(scheduler) as cast:
+            found = cast.sql(query)
+            if as_json:
+                show_json(
+                    [dict(zip(found.columns, row, strict=True)) for row in found.rows]
+                )
+            else:
+                show_table("", found.columns, found.rows)
+
+    run(work)
+
+
+@click.command()
+@on_cluster
+def nodes(scheduler: str | None, as_json: bool) -> None:
+    """List nodes and what their tiers hold."""
+
+    def work() -> None:
+        with session(scheduler) as cast:
+            states = cast.nodes()
+            if as_json:
+                show_json(states)
+                return
+            rows = [
+                (
+                    state.card.name or state.card.node[:8],
+                    "yes" if state.attended else "no",
+                    tier,
+                    human_bytes(use.used_bytes),
+                    human_bytes(use.capacity_bytes),
+                    use.replicas,
+                )
+                for state in states
+                for tier, use in state.uses.items()
+            ]
+            columns = ("node", "worker alive", "tier", "used", "capacity", "replicas")
+            show_table("", columns, rows)
+
+    run(work)

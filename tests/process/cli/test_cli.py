@@ -1,0 +1,262 @@
+"""The command line on a cluster that `up -d` started, from `up` to `down`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from tests.kit.clusters import free_port
+from tests.kit.commands import Commands
+from tests.kit.eventually import eventually
+from tests.kit.local import stores_in
+
+COMMANDS = "demo doctor down get ls nodes put rm show sql store up".split()
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
+    tensorcast = Commands(tmp_path_factory.mktemp("c"))
+    started = tensorcast.json("up", "-d", "-n", "2", "-m", "64 MiB", "--disk", "disk")
+    try:
+        assert started["scheduler"].startswith("tcp://")
+        eventually(
+            lambda: len(tensorcast.json("nodes")) == 2, within_s=30, what="two nodes"
+        )
+        yield tensorcast
+    finally:
+        tensorcast("down")
+    eventually(
+        lambda: not stores_in(tensorcast.run_dir), within_s=20, what="no store is left"
+    )
+
+
+@pytest.fixture
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Commands:
+    """Commands on a machine without a cluster."""
+    return Commands(tmp_path_factory.mktemp("c"))
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / "m.safetensors"
+    save_file(
+        {
+            "w": np.arange(300_000, dtype=np.float32).reshape(-1, 100),
+            "b": np.ones(7, np.float16),
+        },
+        path,
+    )
+    return path
+
+
+# ------------------------------------------------------------------ on a cluster
+def test_a_file_goes_in_is_found_described_and_comes_out_bit_for_bit(
+    up: Commands, model: Path, tmp_path: Path
+) -> None:
+    put = up.json("put", str(model), "round/trip", "-l", "team=a", "--publish")
+    assert (put["id"], put["version"], put["tensors"]) == ("round/trip", 1, 2)
+    (listed,) = up.json("ls", "round/", "-l", "team=a")
+    assert listed["labels"] == {"team": "a"}
+    assert up.json("ls", "round/", "-l", "team=b") == []
+    shown = up.json("show", "round/trip")
+    assert [t["name"] for t in shown["tensors"]] == ["w", "b"]
+    assert len(shown["replicas"]) == 1
+    copy = tmp_path / "copy.safetensors"
+    assert up.json("get", "round/trip", str(copy))["path"] == str(copy)
+    ours, theirs = load_file(copy), load_file(model)
+    assert {k: v.tobytes() for k, v in ours.items()} == {
+        k: v.tobytes() for k, v in theirs.items()
+    }
+    query = "SELECT id, version FROM versions WHERE id = 'round/trip'"
+    assert up.json("sql", query) == [{"id": "round/trip", "version": 1}]
+    assert up.json("rm", "round/trip")["versions"] == [1]
+    assert up.json("ls", "round/") == []
+
+
+def test_a_next_version_shows_once_it_is_published(up: Commands, model: Path) -> None:
+    up("put", str(model), "versions/w", "--publish")
+    up("put", str(model), "versions/w", "--next")
+    assert [a["version"] for a in up.json("ls", "versions/")] == [1]
+    both = up.json("ls", "versions/", "--all-versions")
+    assert sorted(a["version"] for a in both) == [1, 2]
+    assert up.json("show", "versions/w")["artifact"]["version"] == 1
+    assert up.json("show", "versions/w", "-v", "2")["artifact"]["version"] == 2
+    assert up.json("rm", "versions/w", "-v", "2")["versions"] == [2]
+    up("rm", "versions/w")
+
+
+def test_nodes_show_every_tier(up: Commands) -> None:
+    for node in up.json("nodes"):
+        assert node["attended"]
+        assert node["uses"]["host"]["capacity_bytes"] == 64 << 20
+        assert "disk" in node["uses"]
+
+
+def test_tables_for_people_have_one_line_a_row_in_a_pipe(
+    up: Commands, model: Path
+) -> None:
+    long = "tables/" + "x" * 200 + "[bold]"
+    up("put", str(model), long)
+    assert [line for line in up("ls", "tables/").stdout.splitlines() if long in line]
+    assert "float32" in up("show", long).stdout
+    up("rm", long)
+
+
+def test_a_reader_that_goes_away_is_no_error(up: Commands) -> None:
+    words = [
+        sys.executable,
+        "-m",
+        "tensorcast_dask.cli",
+        "sql",
+        "SELECT range FROM range(20000)",
+    ]
+    ended = subprocess.run(
+        ["bash", "-c", 'set -o pipefail; "$@" | head -n 1', "-", *words],
+        env=up.env,
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    assert "Traceback" not in ended.stderr
+    assert "BrokenPipe" not in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "said"),
+    [
+        (("show", "nobody/made/this"), 1, "NotFound"),
+        (("get", "nobody/made/this", "x"), 1, "NotFound"),
+        (("ls", "-l", "no-equals-sign"), 2, "key=value"),
+        (("put", "no-such-file", "a/b"), 2, "no-such-file"),
+        (("put", "not-a-model", "a/b"), 1, "CorruptFile"),
+        (("put", "not-a-model", ""), 1, "InvalidName"),
+        (("put", "not-a-model", "a/b", "-r", "0"), 2, "replicas"),
+        (("show", "a/b", "-v", "-1"), 2, "version"),
+        (("sql", "SELEC nonsense"), 1, "InvalidArgument"),
+        (("sql", "DROP TABLE versions"), 1, "InvalidArgument"),
+        (("up",), 1, "AlreadyExists"),
+        (("nonsense",), 2, "nonsense"),
+    ],
+)
+def test_what_is_refused_is_one_sentence_and_a_status(
+    up: Commands, words: tuple[str, ...], status: int, said: str
+) -> None:
+    (up.folder / "not-a-model").write_bytes(b"\xff" * 40)
+    ended = up(*words, status=status)
+    assert said in ended.stderr
+    assert ended.stdout == ""
+
+
+def test_getting_onto_a_folder_that_is_not_there_is_refused(
+    up: Commands, model: Path, tmp_path: Path
+) -> None:
+    up("put", str(model), "refused/get")
+    ended = up("get", "refused/get", str(tmp_path / "no" / "such" / "f"), status=1)
+    assert ended.stderr.count("\n") <= 3
+    up("rm", "refused/get")
+
+
+# ------------------------------------------------------------------ without a cluster
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself(alone: Commands, command: str) -> None:
+    assert "Usage" in alone(command, "--help").stdout
+
+
+def test_a_command_without_a_cluster_says_how_to_name_one(alone: Commands) -> None:
+    assert "--scheduler" in alone("ls", status=2).stderr
+    assert "--cluster" in alone("store", status=2).stderr
+    assert "NotFound" in alone("down", status=1).stderr
+
+
+def test_an_address_where_nobody_answers_ends_with_status_3(alone: Commands) -> None:
+    address = f"tcp://127.0.0.1:{free_port()}"
+    assert "CatalogUnavailable" in alone("ls", "-s", address, status=3).stderr
+
+
+@pytest.mark.parametrize("address", ["nonsense://x", "tcp://127.0.0.1:notaport"])
+def test_an_address_that_is_none_is_refused(alone: Commands, address: str) -> None:
+    assert alone("ls", "-s", address, status=1).stderr.startswith("InvalidArgument")
+
+
+def test_doctor_says_what_the_machine_can_do(alone: Commands) -> None:
+    found = {each["what"]: each for each in alone.json("doctor")}
+    assert {"system", "memory files", "descriptors", "UCX", "CUDA"} <= set(found)
+    assert all(each["fix"] for each in found.values() if each["verdict"] != "ok")
+    assert "memory files" in alone("doctor").stdout
+
+
+def test_up_stays_until_it_is_interrupted_and_leaves_nothing(alone: Commands) -> None:
+    process = alone.start("up", "-n", "1", "-m", "32 MiB")
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("scheduler")
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=40)
+        assert process.returncode == 0, err
+        assert "Traceback" not in err
+    finally:
+        process.kill()
+    eventually(lambda: not stores_in(alone.run_dir), within_s=20, what="no store left")
+    assert not (alone.run_dir / "up.json").exists()
+
+
+def test_up_detached_says_why_it_did_not_start(alone: Commands) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        ended = alone("up", "-d", "-n", "1", "-p", port, status=3)
+    assert "Address already in use" in ended.stderr or "port" in ended.stderr
+    assert "NotFound" in alone("down", status=1).stderr
+
+
+# ------------------------------------------------------------------ stores of their own
+def test_a_store_of_its_own_ends_with_its_command(alone: Commands) -> None:
+    process = alone.start("store", "-c", "mine", "-m", "16 MiB", "--json")
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert '"cluster": "mine"' in line
+        (card,) = stores_in(alone.run_dir)
+        assert str(card.pid) in line
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=20)
+        assert process.returncode == 0
+    finally:
+        process.kill()
+    assert stores_in(alone.run_dir) == []
+
+
+def test_a_store_that_is_ended_ends_its_command(alone: Commands) -> None:
+    process = alone.start("store", "-c", "mine", "-m", "16 MiB")
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("store")
+        (card,) = stores_in(alone.run_dir)
+        os.kill(card.pid, signal.SIGTERM)
+        process.communicate(timeout=20)
+        assert process.returncode == 0
+    finally:
+        process.kill()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [(("-m", "much"), "host-memory"), (("-m", "16 MiB", "-l", "a"), "key=value")],
+)
+def test_a_store_with_bad_options_is_not_started(
+    alone: Commands, words: tuple[str, ...], said: str
+) -> None:
+    status = 2 if said == "key=value" else 1
+    assert said in alone("store", "-c", "mine", *words, status=status).stderr
+    assert stores_in(alone.run_dir) == []
