@@ -93,6 +93,8 @@ def connect(
     if target is None or isinstance(target, int | float):
         message = "connect takes a Dask client, a cluster or a scheduler's address"
         raise InvalidArgument(message)
+    if isinstance(target, str):
+        _check_address(target)
     options: dict[str, Any] = {
         "set_as_default": False,
         "asynchronous": asynchronous,
@@ -107,6 +109,27 @@ def connect(
     return client.sync(  # type: ignore[no-untyped-call]
         _open_with_client, client, install=install, owned=True, limit=limit
     )
+
+
+def _check_address(address: str) -> None:
+    """Refuse what is no address before Dask makes a client of it.
+
+    Raises
+    ------
+    InvalidArgument
+        When it is none.
+    """
+    from distributed.comm.addressing import parse_address, parse_host_port
+    from distributed.comm.registry import get_backend
+
+    try:
+        scheme, place = parse_address(address)  # type: ignore[no-untyped-call]
+        get_backend(scheme)  # type: ignore[no-untyped-call]
+        if scheme in {"tcp", "tls"}:
+            parse_host_port(place, 0)  # type: ignore[no-untyped-call]
+    except ValueError as error:
+        message = f"{address!r} is no scheduler's address ({error}); it looks like tcp://host:8786"
+        raise InvalidArgument(message) from None
 
 
 def _no_scheduler(error: OSError) -> CatalogUnavailable:

@@ -205,7 +205,8 @@ class Making(Calls):
 
         Returns
         -------
-        Artifact, or Operation of it with `wait=False`
+        Operation
+            Its result is the `Artifact`.
 
         Raises
         ------

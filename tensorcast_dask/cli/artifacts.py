@@ -11,6 +11,8 @@ from tensorcast_dask.cli.output import human_bytes, run, show_json, show_table, 
 
 __all__ = ["get", "ls", "nodes", "put", "rm", "show", "sql"]
 
+_POSITIVE = click.IntRange(min=1)
+
 
 @click.command()
 @click.argument("prefix", default="")
@@ -63,7 +65,7 @@ def ls(
 
 @click.command()
 @click.argument("id_")
-@click.option("-v", "--version", type=int, help="That version.")
+@click.option("-v", "--version", type=_POSITIVE, help="That version.")
 @on_cluster
 def show(id_: str, version: int | None, scheduler: str | None, as_json: bool) -> None:
     """Show one artifact: its tensors, and where its replicas are."""
@@ -120,7 +122,12 @@ def show(id_: str, version: int | None, scheduler: str | None, as_json: bool) ->
     help="key=value to find it by.",
 )
 @click.option(
-    "-r", "--replicas", default=1, show_default=True, help="On how many hosts."
+    "-r",
+    "--replicas",
+    type=_POSITIVE,
+    default=1,
+    show_default=True,
+    help="On how many hosts.",
 )
 @click.option(
     "--next", "next_version", is_flag=True, help="As the next version of the id."
@@ -161,8 +168,13 @@ def put(
 @click.command()
 @click.argument("id_")
 @click.argument("path", type=click.Path(path_type=Path))
-@click.option("-v", "--version", type=int, help="That version.")
-@click.option("--max-shard", default=0, help="Bytes of a shard; 0 = one file.")
+@click.option("-v", "--version", type=_POSITIVE, help="That version.")
+@click.option(
+    "--max-shard",
+    type=click.IntRange(min=0),
+    default=0,
+    help="Bytes of a shard; 0 = one file.",
+)
 @on_cluster
 def get(
     id_: str,
@@ -188,7 +200,7 @@ def get(
 
 @click.command()
 @click.argument("id_")
-@click.option("-v", "--version", type=int, help="Only that version.")
+@click.option("-v", "--version", type=_POSITIVE, help="Only that version.")
 @on_cluster
 def rm(id_: str, version: int | None, scheduler: str | None, as_json: bool) -> None:
     """Destroy an artifact, all versions unless one is named."""

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from tensorcast_dask.api.cluster import LocalCluster
+
 __all__ = ["down", "interruptible", "running_address", "up", "up_detached"]
 
 _START_S: Final = 60.0
@@ -74,17 +76,19 @@ def up(
     AlreadyExists
         When one runs.
     """
-    from tensorcast_dask.api.cluster import LocalCluster
-
     if (known := _running()) is not None:
         message = (
             f"a cluster runs at {known['scheduler']}; end it with `tensorcast down`"
         )
         raise AlreadyExists(message)
-    options: dict[str, Any] = {"disk": disk or False, "scheduler_port": port}
     with (
         interruptible(),
-        LocalCluster(workers, host_memory=host_memory, **options) as cluster,
+        _started(
+            n_workers=workers,
+            host_memory=host_memory,
+            disk=disk or False,
+            scheduler_port=port,
+        ) as cluster,
     ):
         facts = {
             "scheduler": cluster.scheduler_address,
@@ -109,6 +113,19 @@ def up(
             pass
         finally:
             _file().unlink(missing_ok=True)
+
+
+def _started(**options: Any) -> LocalCluster:
+    from tensorcast_dask.api.cluster import LocalCluster
+
+    try:
+        return LocalCluster(**options)
+    except RuntimeError as error:  # Dask's, around what really happened
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        message = f"the cluster did not start: {cause}"
+        raise PeerLost(message) from error
 
 
 @contextlib.contextmanager

@@ -13,9 +13,12 @@ Rules:
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from tensorcast_dask.dataplane.files.spool import Spool
 from tensorcast_dask.dataplane.segments import MemoryFile
@@ -39,7 +42,7 @@ if TYPE_CHECKING:
     from tensorcast_dask.tensors.ids import ClusterId, Generation, NodeId
     from tensorcast_dask.tensors.messages import StoreSettings
 
-__all__ = ["Disk", "open_disk"]
+__all__ = ["Disk", "measured", "open_disk"]
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +58,22 @@ class _Kept(Wire, frozen=True, kw_only=True):
     chunk_bytes: int = 0
     published: bool = False
     labels: dict[str, str]
+
+
+def measured(settings: StoreSettings) -> StoreSettings:
+    """Fill in how large the disk tier is where only its folder was given.
+
+    It is the file system's size: what others use of it is seen at each write.
+    """
+    if not settings.disk_dir or settings.disk_bytes:
+        return settings
+    folder = Path(settings.disk_dir)
+    while not folder.exists():
+        folder = folder.parent
+    system = os.statvfs(folder)
+    return msgspec.structs.replace(
+        settings, disk_bytes=system.f_frsize * system.f_blocks
+    )
 
 
 def open_disk(

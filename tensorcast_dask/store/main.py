@@ -28,7 +28,7 @@ from tensorcast_dask.dataplane.server import Limits, Server
 from tensorcast_dask.exceptions import TensorCastError
 from tensorcast_dask.store.catalog import Catalog
 from tensorcast_dask.store.core import Core
-from tensorcast_dask.store.disk import open_disk
+from tensorcast_dask.store.disk import measured, open_disk
 from tensorcast_dask.store.ends import Ends
 from tensorcast_dask.store.files import Files
 from tensorcast_dask.store.identity import Identity
@@ -72,7 +72,7 @@ class Store:
     """
 
     def __init__(self, told: StoreStart, *, folder: Path) -> None:
-        settings = told.settings
+        settings = measured(told.settings)
         host = settings.host or hosts.host_id(folder.parents[1])
         self._folder = folder
         self.identity = Identity(
