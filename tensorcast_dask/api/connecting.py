@@ -123,10 +123,10 @@ def _check_address(address: str) -> None:
     from distributed.comm.registry import get_backend
 
     try:
-        scheme, place = parse_address(address)  # type: ignore[no-untyped-call]
-        get_backend(scheme)  # type: ignore[no-untyped-call]
+        scheme, place = parse_address(address)
+        get_backend(scheme)
         if scheme in {"tcp", "tls"}:
-            parse_host_port(place, 0)  # type: ignore[no-untyped-call]
+            parse_host_port(place, 0)
     except ValueError as error:
         message = f"{address!r} is no scheduler's address ({error}); it looks like tcp://host:8786"
         raise InvalidArgument(message) from None

@@ -1,4 +1,4 @@
-"""The `tensorcast` command, run as a person runs it: a process, its output, its status.
+"""The `tensorcast` command as a person meets it: its output, its errors, its status.
 
 Rules:
 
@@ -14,6 +14,10 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+from click.testing import CliRunner
+
+from tensorcast_dask.cli import main
 
 __all__ = ["Commands"]
 
@@ -60,10 +64,8 @@ class Commands:
             text=True,
         )
 
-    def __call__(
-        self, *words: str, status: int = 0
-    ) -> subprocess.CompletedProcess[str]:
-        """Run a command to its end; it must end with `status` and without a traceback."""
+    def run(self, *words: str, status: int = 0) -> tuple[str, str]:
+        """Run a command as a process to its end; give its output and its errors."""
         process = self.start(*words)
         try:
             out, err = process.communicate(timeout=_WITHIN_S)
@@ -71,11 +73,20 @@ class Commands:
             process.kill()
         assert "Traceback" not in err, err
         assert process.returncode == status, (words, process.returncode, out, err)
-        return subprocess.CompletedProcess(words, status, out, err)
+        return out, err
+
+    def __call__(self, *words: str, status: int = 0) -> tuple[str, str]:
+        """Do the same in this process, where everything is imported already."""
+        ended = CliRunner().invoke(main, words, env=self.env)
+        assert ended.exception is None or isinstance(ended.exception, SystemExit), (
+            ended.exception
+        )
+        assert ended.exit_code == status, (words, ended.exit_code, ended.output)
+        return ended.stdout, ended.stderr
 
     def json(self, *words: str) -> Any:
         """Run a command with `--json`; its standard output is one JSON value."""
-        return json.loads(self(*words, "--json").stdout, parse_constant=_no_constant)
+        return json.loads(self(*words, "--json")[0], parse_constant=_no_constant)
 
 
 def _no_constant(word: str) -> None:
