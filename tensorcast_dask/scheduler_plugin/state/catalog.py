@@ -5,7 +5,7 @@ it concerns, and sees to it that every request is answered. Parts know the parts
 were given, downwards only:
 
     catalog > requests | links > reads | changes > imports > relocations > endings > sessions > creations > spreads
-            > moves > inventories > tasks | replicas > holders | pins > nodes | names > numbers
+            > moves > inventories > tasks | leaving > replicas > holders | pins > nodes | names > numbers
             > operations > outcomes | stories | timers | outbox > records | events
 """
 
@@ -37,6 +37,7 @@ from tensorcast_dask.scheduler_plugin.state.ground import Ground
 from tensorcast_dask.scheduler_plugin.state.holders import Holders
 from tensorcast_dask.scheduler_plugin.state.imports import Imports
 from tensorcast_dask.scheduler_plugin.state.inventories import Inventories
+from tensorcast_dask.scheduler_plugin.state.leaving import Leaving
 from tensorcast_dask.scheduler_plugin.state.links import Links
 from tensorcast_dask.scheduler_plugin.state.moves import Moves
 from tensorcast_dask.scheduler_plugin.state.names import Names
@@ -105,6 +106,7 @@ class Catalog:
         )
         self.holders = Holders(outbox, self.nodes)
         self.replicas = Replicas(outbox, names, self.holders, self.pins)
+        self.leaving = Leaving(self.replicas)
         self.tasks = Tasks(outbox, names)
         ground = self._ground = Ground(
             outbox=outbox,
@@ -116,6 +118,7 @@ class Catalog:
             holders=self.holders,
             pins=self.pins,
             replicas=self.replicas,
+            leaving=self.leaving,
             tasks=self.tasks,
             operations=self.operations,
         )
@@ -284,6 +287,7 @@ class Catalog:
             "tasks": len(self.tasks),
             "moves": len(self.moves),
             "endings": len(self.endings),
+            "leaving": len(self.leaving),
             "operations": len(self.operations),
             "outcome_sessions": sessions,
             "outcomes": answers,

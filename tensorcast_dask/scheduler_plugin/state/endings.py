@@ -66,6 +66,7 @@ class Endings:
         self._names = ground.names
         self._nodes = ground.nodes
         self._replicas = ground.replicas
+        self._leaving = ground.leaving
         self._holders = ground.holders
         self._inventories = inventories
         self._pins = ground.pins
@@ -282,11 +283,11 @@ class Endings:
         """Strike a replica, have it dropped once that is on disk, and go on."""
 
         def dropped(_: TaskDone) -> None:
-            self._replicas.left(record, node)
+            self._leaving.end(record, node)
             then()
 
         def drop() -> None:
             self._tasks.drop(node, record.generation, why=why, on_end=dropped)
 
-        self._replicas.leaves(record, node)
+        self._leaving.begin(record, node)
         self._outbox.hold(drop, after=self._outbox.here)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tensorcast_dask.scheduler_plugin.state.holders import Holders
+from tensorcast_dask.scheduler_plugin.state.leaving import Leaving
 from tensorcast_dask.scheduler_plugin.state.names import Names
 from tensorcast_dask.scheduler_plugin.state.nodes import Nodes
 from tensorcast_dask.scheduler_plugin.state.operations import Operations
@@ -32,5 +33,6 @@ class Ground:
     holders: Holders
     pins: Pins
     replicas: Replicas
+    leaving: Leaving
     tasks: Tasks
     operations: Operations

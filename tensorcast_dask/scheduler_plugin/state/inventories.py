@@ -53,6 +53,7 @@ class Inventories:
         self._outbox = ground.outbox
         self._names = ground.names
         self._replicas = ground.replicas
+        self._leaving = ground.leaving
         self._holders = ground.holders
         self._tasks = ground.tasks
         self._stories = ground.stories
@@ -150,7 +151,7 @@ class Inventories:
         if record.creating:
             self.on_announced(record, node, one)
             return True
-        if self._replicas.is_leaving(record, node):
+        if self._leaving.has(record, node):
             return False
         if one.content_digest and not record.content_digest:
             record.content_digest = one.content_digest

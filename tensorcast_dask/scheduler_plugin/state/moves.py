@@ -87,7 +87,7 @@ class Moves:
         self._timers = ground.timers
         self._names = ground.names
         self._nodes = ground.nodes
-        self._replicas = ground.replicas
+        self._leaving = ground.leaving
         self._holders = ground.holders
         self._tasks = ground.tasks
         self._stories = ground.stories
@@ -165,7 +165,7 @@ class Moves:
     # ------------------------------------------------------------ one move
     def _start(self, move: Move) -> None:
         record, node = move.record, move.node
-        if self._replicas.is_leaving(record, node):
+        if self._leaving.has(record, node):
             self._rest(move)
             return
         move.attempts += 1

@@ -8,8 +8,6 @@ Rules:
    `MayDrop`, which strikes it from the list first.
 3. What a holder is told (`DoMark`) is what was last told it, changed: never again the same
    on one link.
-4. A replica that is *leaving* (released, migrated away, or given up with leave) is listed
-   again only after its node has dropped it, whatever the node says of it meanwhile.
 """
 
 from __future__ import annotations
@@ -50,27 +48,6 @@ class Replicas:
         self._holders = holders
         self._pins = pins
         self.by_node: dict[NodeId, dict[Generation, VersionRecord]] = {}
-        #: Drops that are decided and not done: by node and generation, how many.
-        self._leaving: dict[tuple[NodeId, Generation], int] = {}
-
-    # ------------------------------------------------------------ leaving
-    def leaves(self, record: VersionRecord, node: NodeRecord) -> None:
-        """Take a replica off the list that its node will be ordered to drop."""
-        key = node.node, record.generation
-        self._leaving[key] = self._leaving.get(key, 0) + 1
-        self.strike(record, node.node)
-
-    def left(self, record: VersionRecord, node: NodeRecord) -> None:
-        """Take note that the order to drop it has ended."""
-        key = node.node, record.generation
-        self._leaving[key] -= 1
-        if not self._leaving[key]:
-            del self._leaving[key]
-
-    def is_leaving(self, record: VersionRecord, node: NodeRecord) -> bool:
-        """Whether what a node has of a version is about to go (rule 4)."""
-        key = node.node, record.generation
-        return key in self._leaving or record.generation in node.granted
 
     # ------------------------------------------------------------ changes
     def add(
@@ -91,7 +68,7 @@ class Replicas:
         else:
             changed = False
         if changed and write:
-            self.write(record)
+            self._write(record)
         if record.said_lost:
             record.said_lost = False
             self._outbox.emit("found", id=record.id, version=record.version)
@@ -106,7 +83,7 @@ class Replicas:
         left = tuple(one for one in replica.tiers if one != tier)
         if left:
             replica.tiers = left
-            self.write(record)
+            self._write(record)
         else:
             self.strike(record, node.node)
 
@@ -116,9 +93,9 @@ class Replicas:
             return
         self._unlink(record, node)
         record.last_holder = node
-        self.write(record)
+        self._write(record)
         self.remark(record)
-        self.say_lost(record, last=node)
+        self._say_lost(record, last=node)
 
     def erase(self, record: VersionRecord) -> None:
         """Take a committed version out of catalog and journal."""
@@ -137,7 +114,7 @@ class Replicas:
         if not held:
             del self.by_node[node]
 
-    def write(self, record: VersionRecord) -> None:
+    def _write(self, record: VersionRecord) -> None:
         """Journal a version as it is now; nobody waits for a change of holders."""
         if not record.creating and record.generation in self._names.versions:
             self._outbox.persist(version_row(record))
@@ -156,7 +133,7 @@ class Replicas:
                 replica.suspect = True
                 self.remark(record)
             if not node.claiming:
-                self.say_lost(record, last=node.node)
+                self._say_lost(record, last=node.node)
 
     def claim_rest(self, node: NodeRecord) -> None:
         """Strike what a node's complete inventory did not claim."""
@@ -166,15 +143,15 @@ class Replicas:
                 self.strike(record, node.node)
             elif record.holders[node.node].tiers != tiers:
                 record.holders[node.node].tiers = tiers
-                self.write(record)
+                self._write(record)
 
     def recovery_over(self) -> None:
         """Say what nobody has claimed in time."""
         for record in list(self._names.versions.values()):
             if not record.creating:
-                self.say_lost(record)
+                self._say_lost(record)
 
-    def say_lost(self, record: VersionRecord, last: NodeId = NO_NODE) -> None:
+    def _say_lost(self, record: VersionRecord, last: NodeId = NO_NODE) -> None:
         """Say that a version is lost, once, when it is; wake who waits for it."""
         if record.said_lost or not self._holders.is_lost(record):
             return
