@@ -351,6 +351,19 @@ class StoreClient:
         )
         return found
 
+    def idle(self) -> dict[str, Any]:
+        """Wait until nothing is under way but reservations; the state then."""
+        quiet: dict[str, Any] = {}
+
+        def look() -> bool:
+            nonlocal quiet
+            quiet = self.state()
+            busy = quiet["busy"]
+            return not (busy["leases"] or busy["transfers"] or busy["requests"])
+
+        eventually(look, within_s=20.0, what="the store is idle")
+        return quiet
+
     def host(self) -> dict[str, int]:
         """Return the host tier's counts."""
         counts: dict[str, int] = self.state()["tiers"]["host"]

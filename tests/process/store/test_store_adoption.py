@@ -227,7 +227,7 @@ def test_a_killed_worker_orphans_its_store_which_stays_readable_and_then_ends(
             gen = client.put(content(1 << 20))
             held.kill()
             held.wait()
-            eventually(lambda: client.state()["standing"] == "orphaned", within_s=5.0)
+            eventually(lambda: client.state()["standing"] == "orphaned", within_s=15.0)
             assert client.read(gen) == content(1 << 20)
             found = hosts.read_card(stores.folder(card))
             assert found is not None

@@ -118,9 +118,9 @@ def test_a_pull_ends_at_its_deadline_and_when_it_is_cancelled(
         stub.link(target.node).stream.send(DoCancel(task=task))
         with pytest.raises(DeadlineExceeded, match="cancel"):
             stub.done(target.node, task)
-        eventually(lambda: not any(two.state()["busy"].values()), within_s=5.0)
+        eventually(lambda: not any(two.state()["busy"].values()), within_s=15.0)
         assert two.host()["reserved_bytes"] == 0
-        eventually(lambda: one.state()["connections"] == 1, within_s=5.0)
+        eventually(lambda: one.state()["connections"] == 1, within_s=15.0)
 
 
 def test_a_destroy_during_a_pull_wins(stores: Stores, stub: CatalogStub) -> None:
@@ -134,7 +134,7 @@ def test_a_destroy_during_a_pull_wins(stores: Stores, stub: CatalogStub) -> None
         with pytest.raises((Gone, NotFound)):
             stub.done(target.node, task)
         assert two.host()["used_bytes"] == 0
-        eventually(lambda: not two.host()["reserved_bytes"], within_s=5.0)
+        eventually(lambda: not two.host()["reserved_bytes"], within_s=15.0)
 
 
 def test_outcomes_are_said_again_to_a_catalog_that_did_not_hear_them(
@@ -146,7 +146,7 @@ def test_outcomes_are_said_again_to_a_catalog_that_did_not_hear_them(
     task = stub.start_pull(target, generation(), MIB)  # ends, and nobody acknowledges
     eventually(
         lambda: [d for d in stub.heard(target.node, TaskDone) if d.task == task],
-        within_s=5.0,
+        within_s=15.0,
     )
     stub.link(target.node).stream.close()  # the link comes back by itself
     eventually(
@@ -169,7 +169,7 @@ def test_a_slow_read_gets_the_right_bytes_whatever_is_evicted_meanwhile(
     with StoreClient(card) as local:
         gen = local.put(data)
         stub.link(node).stream.send(DoMark(generation=gen, spare=True))
-        eventually(lambda: local.host()["evictable_bytes"], within_s=5.0)
+        eventually(lambda: local.host()["evictable_bytes"], within_s=15.0)
         got: list[bytes] = []
 
         def read() -> None:
@@ -178,7 +178,7 @@ def test_a_slow_read_gets_the_right_bytes_whatever_is_evicted_meanwhile(
 
         reader = threading.Thread(target=read)
         reader.start()
-        eventually(lambda: local.state()["busy"]["leases"], within_s=5.0)
+        eventually(lambda: local.state()["busy"]["leases"], within_s=15.0)
         # The catalog has it dropped and others fill the memory while it is read.
         stub.drop(node, gen)
         with pytest.raises(CapacityError):  # noqa: PT012
@@ -186,7 +186,7 @@ def test_a_slow_read_gets_the_right_bytes_whatever_is_evicted_meanwhile(
                 local.put(content(2 * MIB, 100 + seed))
         reader.join(20.0)
         assert got == [data]
-        eventually(lambda: not local.state()["busy"]["leases"], within_s=5.0)
+        eventually(lambda: not local.state()["busy"]["leases"], within_s=15.0)
         local.put(content(2 * MIB, 500))  # its memory is free now
 
 
@@ -264,7 +264,7 @@ def test_many_puts_at_once_never_hold_more_than_the_budget(
         stopping.set()
         granting.join()
     with StoreClient(card) as watch:
-        state = watch.state()
+        state = watch.idle()
         assert state["busy"] == dict.fromkeys(state["busy"], 0)
 
 
@@ -315,7 +315,7 @@ def test_readers_that_need_more_than_the_memory_all_get_their_bytes(
                 assert all(right)
         asked = SumsAsked(rid=client.rid(), generation=gens[0])
         assert client.call(asked, ChunkMap).message.sums
-        eventually(lambda: not any(client.state()["busy"].values()), within_s=5.0)
+        eventually(lambda: not any(client.state()["busy"].values()), within_s=15.0)
         tiers = client.state()["tiers"]
         assert tiers["host"]["held_bytes"] <= 4 * MIB
         # Segments of the table, and none of those that were lent to readers.
@@ -324,7 +324,7 @@ def test_readers_that_need_more_than_the_memory_all_get_their_bytes(
                 client.state()["segments"]
                 == client.host()["replicas"] + client.host()["warm_bytes"] // MIB
             ),
-            within_s=5.0,
+            within_s=15.0,
         )
 
 
