@@ -13,6 +13,7 @@ Rules:
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -85,9 +86,11 @@ def write_link(folder: Path, link: LinkTarget) -> None:
 
 
 def forget_cluster(folder: Path) -> None:
-    """Remove both files: the cluster has ended for good."""
+    """Remove both files, and the folder when no store is in it: the cluster has ended."""
     for name in (_LINK, _CLUSTER):
         (folder / name).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # a store that still ends removes it
+        folder.rmdir()
 
 
 def _read(path: Path) -> _Cluster | None:

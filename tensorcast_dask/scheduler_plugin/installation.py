@@ -63,6 +63,8 @@ ABOUT_OP: Final = "tensorcast_about"
 TOPIC: Final = "tensorcast"
 #: For so long after `Client.restart` a store that is let go waits for a new worker.
 RESTART_S: Final = 60.0
+#: How long a cluster that closes waits for its stores to hear of it.
+END_S: Final = 1.5
 #: Asks for the right to take a store whose worker Dask has removed.
 GRANT_OP: Final = "tensorcast_grant"
 _CLOSING_OP: Final = "tensorcast_closing"
@@ -345,10 +347,7 @@ class Installation:
             for link in self.service.cards():
                 self.service.linger(link, self.settings.orphan_ttl_s, why)
             return
-        self.service.end_nodes(why)
-        until_s = time.monotonic() + 1.0
-        while len(self.service.links) and time.monotonic() < until_s:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+        await self.service.end_nodes(why, within_s=END_S)
 
     async def close(self) -> None:
         """Close the catalog."""

@@ -43,6 +43,8 @@ from tensorcast_dask.tensors.messages import (
     DoEnd,
     DoLinger,
     Fault,
+    Nodes,
+    NodesAsked,
     OpenSession,
     SessionOpen,
     Wire,
@@ -60,7 +62,7 @@ if TYPE_CHECKING:
         Recovered,
     )
     from tensorcast_dask.scheduler_plugin.tables import Tables
-    from tensorcast_dask.tensors.ids import HostId
+    from tensorcast_dask.tensors.ids import HostId, NodeId
     from tensorcast_dask.tensors.messages import NodeCard, Rows, SessionRequest
 
 __all__ = ["CatalogService"]
@@ -69,6 +71,8 @@ log = logging.getLogger(__name__)
 
 #: The session in which the scheduler itself asks (draining a node that retires).
 OWN_SESSION: Final = SessionId("scheduler")
+#: A store that was let go greets anew within this.
+QUIET_S: Final = 0.05
 _LEVELS: Final = {
     "debug": logging.DEBUG,
     "info": logging.INFO,
@@ -260,11 +264,24 @@ class CatalogService:
         """Have an unattended store live on for so long."""
         self.links.send(link, DoLinger(ttl_s=ttl_s, why=why))
 
-    def end_nodes(self, why: str) -> None:
-        """Have every store end."""
-        for number, card in self.cards().items():
-            if card.kind == "store":
-                self.links.send(number, DoEnd(why=why))
+    async def end_nodes(self, why: str, *, within_s: float) -> None:
+        """Have every store end, those too that are just greeting the catalog anew."""
+        nodes = await self.ask(lambda rid: NodesAsked(rid=rid))
+        live = nodes.nodes if isinstance(nodes, Nodes) else ()
+        expected = {node.card.node for node in live if node.card.kind == "store"}
+        told: dict[int, NodeId] = {}
+        quiet_s = time.monotonic()
+        until_s = quiet_s + within_s
+        while time.monotonic() < until_s:
+            links = {n: c.node for n, c in self.cards().items() if c.kind == "store"}
+            for link in links.keys() - told.keys():
+                self.links.send(link, DoEnd(why=why))
+                told[link] = links[link]
+            if links or not expected <= set(told.values()):
+                quiet_s = time.monotonic()
+            if time.monotonic() - quiet_s > QUIET_S:
+                return
+            await asyncio.sleep(0.01)
 
     async def debug_state(self) -> str:
         """Give the catalog's own account, as JSON text."""
