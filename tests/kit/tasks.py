@@ -13,6 +13,7 @@ from distributed import Scheduler, Worker, get_worker
 __all__ = [
     "hold_mapped",
     "keep_the_gil",
+    "keep_the_gil_until",
     "memory_state",
     "remove_all_workers",
     "spin",
@@ -23,6 +24,15 @@ def keep_the_gil(seconds: int) -> bool:
     """Be in a C call that keeps the GIL for so long."""
     ctypes.PyDLL(None).sleep(seconds)  # PyDLL, unlike CDLL, does not let go of it
     return True
+
+
+def keep_the_gil_until(fifo: str) -> bool:
+    """Be in a C call that keeps the GIL until a byte comes through a named pipe."""
+    fd = os.open(fifo, os.O_RDWR)
+    try:
+        return ctypes.PyDLL(None).read(fd, ctypes.create_string_buffer(1), 1) == 1
+    finally:
+        os.close(fd)
 
 
 def spin(seconds: float) -> None:

@@ -44,6 +44,14 @@ def test_every_setting_has_a_default_and_stands_in_the_schema() -> None:
     assert described(schema["properties"]["tensorcast"]) == set(config._READERS)
 
 
+def test_the_page_of_settings_lists_each_of_them() -> None:
+    page = (HERE.parent / "docs" / "settings.md").read_text()
+    listed = [
+        line.split("`")[1] for line in page.splitlines() if line.startswith("| `")
+    ]
+    assert listed == list(config._READERS)
+
+
 def test_the_defaults_are_a_frozen_whole_that_can_be_sent() -> None:
     settings = Settings.of({})
     assert settings.lease_ttl_s == 5.0
