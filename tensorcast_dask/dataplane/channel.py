@@ -126,7 +126,8 @@ class Channel:
         prefer : Prefer
             `AUTO`: the unix socket where rule 1 allows it, else TCP.
         until_s : float, optional
-            Monotonic instant at which to give up; 10 s from now by default.
+            Monotonic instant at which to give up; 10 s from now by default, which is also
+            the most that the network may take to connect.
 
         Raises
         ------
@@ -519,7 +520,7 @@ def _dial(card: NodeCard, credentials: Credentials, until_s: float) -> socket.so
     with _unreachable(card):
         sock = socket.create_connection(
             (card.data_host, card.data_port),
-            timeout=max(1e-3, until_s - time.monotonic()),
+            timeout=min(_CONNECT_S, max(1e-3, until_s - time.monotonic())),
         )
     try:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
