@@ -84,12 +84,23 @@ class Draft:
     """
 
     def __init__(
-        self, session: Any, created: Created, index: Index, area: WritableMap
+        self,
+        session: Any,
+        created: Created,
+        index: Index,
+        *,
+        area: WritableMap | None,
+        inline: Commit,
     ) -> None:
         self._session = session
         self._created = created
         self._index = index
+        #: Small ones have none: they are built in memory of the caller's and sent whole.
         self._area = area
+        self._buffer = (
+            area.buffer if area is not None else memoryview(bytearray(index.nbytes))
+        )
+        self._inline = inline
         self._keeper: asyncio.Task[None] | None = None
         self.state = "open"
 
@@ -99,8 +110,8 @@ class Draft:
         return self._created.generation
 
     def tensors(self, *, framework: str | None = None) -> dict[str, Any]:
-        """Writable arrays inside the segment, by name; filled with zeros or old bytes."""
-        return arrays.materialise(self._area.buffer, self._index, framework=framework)
+        """Give writable arrays inside the segment, by name, with whatever bytes it has."""
+        return arrays.materialise(self._buffer, self._index, framework=framework)
 
     def commit(self, *, deadline: float | None = None) -> Any:
         """Freeze the content and make the version exist; copies nothing.
@@ -133,7 +144,12 @@ class Draft:
     def _freeze(self, limit: Deadline) -> None:
         core = self._session._core  # noqa: SLF001
         card, generation = self._created.node, self._created.generation
-        arrays.zero_gaps(self._area.buffer, self._index)
+        arrays.zero_gaps(self._buffer, self._index)
+        if self._area is None:
+            core.stores.ask(
+                card, self._inline, Done, limit, payload=bytes(self._buffer)
+            )
+            return
         self._area.reserve()
         rid: RequestId = core.link.next_rid()
         commit = Commit(rid=rid, generation=generation, index=self._index.encode())
@@ -155,7 +171,8 @@ class Draft:
         self.state = "aborted"
         self._stop()
         core = self._session._core  # noqa: SLF001
-        self._area.abandon()
+        if self._area is not None:
+            self._area.abandon()
         await core.in_thread(give_back, core, self._created)
         request = AbortCreated(
             rid=core.link.next_rid(), generation=self._created.generation
@@ -205,42 +222,44 @@ async def create(
         node=node,
         limit=limit,
     )
+    inline = Commit(
+        rid=core.link.next_rid(),
+        generation=created.generation,
+        index=index.encode(),
+        inline=True,
+        id=ArtifactId(artifact_id),
+        version=created.version,
+        labels=dict(labels or {}),
+    )
+    small = index.nbytes <= core.stores.small_bytes
     try:
-        if created.node.host != core.host:
+        if created.node.host != core.host and not small:
             message = (
                 "create needs a node on this host; use put, or create where a node is"
             )
             raise UnsupportedPlatform(message)  # noqa: TRY301 - given back below
-        area = await core.in_thread(
-            _map_reservation,
-            core,
-            created,
-            ArtifactId(artifact_id),
-            index,
-            dict(labels or {}),
-            limit,
+        area = (
+            None
+            if small
+            else await core.in_thread(_map_reservation, core, created, inline, limit)
         )
     except BaseException:
         request = AbortCreated(rid=core.link.next_rid(), generation=created.generation)
         with contextlib.suppress(TensorCastError):
             await core.ask(request, type(None), deadline(5.0))
         raise
-    draft = Draft(session, created, index, area)
+    draft = Draft(session, created, index, area=area, inline=inline)
     draft._keeper = asyncio.create_task(keep_alive(core, created.generation))  # noqa: SLF001
     return draft
 
 
 def _map_reservation(
-    core: Core,
-    created: Created,
-    artifact_id: ArtifactId,
-    index: Index,
-    labels: dict[str, str],
-    limit: Deadline,
+    core: Core, created: Created, what: Commit, limit: Deadline
 ) -> WritableMap:
-    frame = reserve(core, created, artifact_id, index.nbytes, labels, limit)
+    nbytes = Index.decode(what.index).nbytes
+    frame = reserve(core, created, what.id, nbytes, what.labels, limit)
     if not frame.message.mapped:
         give_back(core, created)
         message = "the store gave no memory that can be mapped; use put"
         raise UnsupportedPlatform(message)
-    return WritableMap(frame.take_fd(), index.nbytes)
+    return WritableMap(frame.take_fd(), nbytes)

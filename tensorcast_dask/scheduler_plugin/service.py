@@ -69,8 +69,6 @@ __all__ = ["CatalogService"]
 
 log = logging.getLogger(__name__)
 
-#: The session in which the scheduler itself asks (draining a node that retires).
-OWN_SESSION: Final = SessionId("scheduler")
 #: A store that was let go greets anew within this.
 QUIET_S: Final = 0.05
 _LEVELS: Final = {
@@ -126,6 +124,9 @@ class CatalogService:
         #: Requests of the scheduler's own session that wait for their answers.
         self._own: dict[RequestId, asyncio.Future[Wire | Fault | None]] = {}
         self._own_connection = 0
+        #: In which the scheduler itself asks (draining a node that retires). Of this life:
+        #: another life's outcomes are no answers to it.
+        self._own_session = SessionId(f"scheduler-{recovered.epoch}")
         self._asked = 0
 
     def begin(self, host: HostId) -> None:
@@ -134,7 +135,7 @@ class CatalogService:
 
         self._own_connection = self.sessions.next_connection()
         opening = OpenSession(
-            rid=self._next_rid(), session=OWN_SESSION, pid=os.getpid(), host=host
+            rid=self._next_rid(), session=self._own_session, pid=os.getpid(), host=host
         )
         self.tell(SessionOpened(connection=self._own_connection, opening=opening))
         self.tell(TimePassed())
@@ -187,7 +188,7 @@ class CatalogService:
         try:
             self.tell(
                 Asked(
-                    session=OWN_SESSION,
+                    session=self._own_session,
                     connection=self._own_connection,
                     request=make(rid),
                 )
@@ -198,7 +199,7 @@ class CatalogService:
 
     def _next_rid(self) -> RequestId:
         self._asked += 1
-        return RequestId(f"{OWN_SESSION}:{self.catalog.epoch}:{self._asked}")
+        return RequestId(f"{self._own_session}:{self._asked}")
 
     # ------------------------------------------------------------------ out
     def _carry_out(self, instruction: Instruction) -> None:
@@ -233,7 +234,7 @@ class CatalogService:
             value = msgspec.structs.replace(
                 value, link_host=self.links.host, link_port=self.links.port
             )
-        if session != OWN_SESSION:
+        if session != self._own_session:
             self.sessions.answer(session, rid, value)
             return
         waiting = self._own.get(rid)

@@ -48,7 +48,9 @@ faults = st.none() | st.builds(
 )
 said = st.one_of(
     st.builds(
-        m.Inventory, replicas=st.lists(records, max_size=3).map(tuple), more=st.booleans()
+        m.Inventory,
+        replicas=st.lists(records, max_size=3).map(tuple),
+        more=st.booleans(),
     ),
     st.builds(m.Renew, seq=st.integers(-1, 3)),
     st.builds(m.ReplicaReady, record=records),
@@ -99,9 +101,7 @@ def test_no_message_of_a_node_stops_the_catalog(
     p.put("x", replicas=1)
     p.create("y")
     p.ask(
-        m.Ensure(
-            rid=p.rid(), generation=MINTED[0], node=NodeId("b"), deadline_s=60.0
-        )
+        m.Ensure(rid=p.rid(), generation=MINTED[0], node=NodeId("b"), deadline_s=60.0)
     )
     p.ask(m.LoadFile(rid=p.rid(), id=ArtifactId("z"), path="/m", deadline_s=60.0))
     if lost:

@@ -130,6 +130,21 @@ def test_a_draft_is_built_in_place_and_commit_copies_nothing(cast: tc.Session) -
     assert same(artifact.tensor_dict(framework="numpy"), tensors)
 
 
+def test_a_small_draft_is_built_and_committed_like_a_large_one(
+    cast: tc.Session,
+) -> None:
+    with cast.create(
+        {"a": ((3,), "float32"), "b": (2, np.int64)}, "draft/small"
+    ) as draft:
+        own = draft.tensors(framework="numpy")
+        own["a"][...] = 1.5
+        own["b"][...] = 7
+    own["a"][...] = 0
+    got = cast.artifact("draft/small").tensor_dict(framework="numpy")
+    assert got["a"].tolist() == [1.5] * 3
+    assert got["b"].tolist() == [7, 7]
+
+
 def test_a_registered_tensor_is_served_without_a_copy_and_mutates_in_its_fence(
     cast: tc.Session,
 ) -> None:
