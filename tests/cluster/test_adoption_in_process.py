@@ -15,6 +15,7 @@ from tensorcast_dask.tensors.messages import NodeCard
 from tests.kit.eventually import eventually
 from tests.kit.local import local_cluster, stores_in
 
+pytestmark = pytest.mark.timeout(240)  # for hangs, not for busy machines
 SETTINGS = {"store": {"released-ttl": "3s"}}
 SEPARATE = {**SETTINGS, "separate-hosts": True}
 
@@ -29,7 +30,7 @@ def attended(run_dir: Path, count: int) -> list[NodeCard]:
         found = [card for card in stores_in(run_dir) if card.worker]
         return found if len(found) == count else None
 
-    found = eventually(there, within_s=15, what=f"{count} attended stores")
+    found = eventually(there, within_s=40, what=f"{count} attended stores")
     assert found is not None
     return found
 
@@ -39,7 +40,7 @@ def test_scaling_down_to_one_leaves_one_store(run_dir: Path) -> None:
         before = {card.node for card in attended(run_dir, 3)}
         cluster.scale(1)
         (left,) = attended(run_dir, 1)
-        eventually(lambda: len(stores_in(run_dir)) == 1, within_s=10)
+        eventually(lambda: len(stores_in(run_dir)) == 1, within_s=30)
         assert left.node in before
 
 
@@ -49,11 +50,11 @@ def test_a_worker_that_follows_another_in_the_same_process_adopts_its_store(
     with local_cluster(run_dir, n_workers=1, settings=SETTINGS) as cluster:
         (before,) = attended(run_dir, 1)
         cluster.scale(0)
-        eventually(lambda: not cluster.workers, within_s=15)
+        eventually(lambda: not cluster.workers, within_s=40)
         cluster.scale(1)
         eventually(
             lambda: attended(run_dir, 1)[0].incarnation > before.incarnation,
-            within_s=15,
+            within_s=40,
             what="the store is adopted again",
         )
         assert [card.node for card in stores_in(run_dir)] == [before.node]
@@ -76,14 +77,14 @@ def test_a_store_that_dies_is_replaced_under_the_same_worker(
             found = [card for card in stores_in(run_dir) if card.worker]
             return [card.node for card in found] not in ([], [before.node])
 
-        eventually(replaced, within_s=15, what="another store")
+        eventually(replaced, within_s=40, what="another store")
 
 
 def test_adaptive_scaling_loses_nothing(run_dir: Path) -> None:
     with local_cluster(run_dir, n_workers=3, settings=SEPARATE) as cluster:
         attended(run_dir, 3)
         with Client(cluster) as client, tc.connect(client) as cast:
-            eventually(lambda: len(cast.workers()) == 3, within_s=10)
+            eventually(lambda: len(cast.workers()) == 3, within_s=30)
             wanted = {
                 name: np.random.default_rng(seed).integers(0, 255, 3 << 20, np.uint8)
                 for seed, name in enumerate("abc")

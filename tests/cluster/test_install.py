@@ -19,6 +19,8 @@ from tests.kit.eventually import eventually_async
 from tests.kit.local import local_cluster, stores_in
 from tests.kit.loops import on_loop
 
+pytestmark = pytest.mark.timeout(240)  # for hangs, not for busy machines
+
 
 async def nodes_of(address: str) -> list[str]:
     async with RawSession(address) as session:
@@ -41,7 +43,7 @@ def test_each_worker_gets_a_store_and_each_store_a_place_in_the_catalog(
             async def both() -> bool:
                 return await nodes_of(cluster.scheduler_address) == ["0", "1"]
 
-            await eventually_async(both, within_s=10)
+            await eventually_async(both, within_s=30)
 
         asyncio.run(see()) if processes else cluster.sync(see)
         assert len(stores_in(run_dir)) == 2
@@ -69,7 +71,7 @@ def test_four_clients_install_while_workers_come_and_go(run_dir: Path) -> None:
                         for state in states.values()
                     )
 
-                await eventually_async(each_is_set_up_once, within_s=20)
+                await eventually_async(each_is_set_up_once, within_s=40)
                 told = await about(clients[0])
                 assert told is not None
                 assert told["ready"]

@@ -45,7 +45,12 @@ from tests.kit.eventually import eventually
 __all__ = ["Cluster", "Process", "RawSession", "free_port"]
 
 T = TypeVar("T")
-START_S = 30.0
+START_S = 60.0
+#: Has the kernel end a child when the test process is killed, then becomes that child.
+LEASH = (
+    "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); "
+    "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+)
 
 
 def free_port() -> int:
@@ -167,7 +172,7 @@ class Cluster:
     def _spawn(self, *words: str, env: dict[str, str] | None = None) -> Process:
         number = next(self._numbers)
         log = self.folder / f"{number}-{words[0]}.log"
-        argv = [sys.executable, "-m", "dask", *words]
+        argv = [sys.executable, "-c", LEASH, "-m", "dask", *words]
         process = Process(argv, self.env | (env or {}), log)
         self.processes.append(process)
         return process

@@ -18,6 +18,7 @@ from tests.kit.clusters import Cluster, Process, stopped
 from tests.kit.eventually import eventually, never
 from tests.kit.tasks import keep_the_gil, remove_all_workers
 
+pytestmark = pytest.mark.timeout(240)  # for hangs, not for busy machines
 RELEASED_S = 3.0
 LEASE_S = 0.5
 SETTINGS = {

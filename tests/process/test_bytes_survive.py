@@ -17,6 +17,7 @@ from tests.kit.clusters import Cluster
 from tests.kit.eventually import eventually, never
 from tests.kit.tasks import keep_the_gil_until
 
+pytestmark = pytest.mark.timeout(240)  # for hangs, not for busy machines
 RELEASED_S = 3.0
 SETTINGS = {
     "LEASE__TTL": "1s",

@@ -17,6 +17,7 @@ from tensorcast_dask.tensors.messages import NodeCard
 from tests.kit.clusters import Cluster
 from tests.kit.loops import on_loop
 
+pytestmark = pytest.mark.timeout(240)  # for hangs, not for busy machines
 SETTINGS = {
     "LEASE__TTL": "1s",
     "STORE__RELEASED_TTL": "2s",

@@ -13,6 +13,7 @@ from tests.kit.local import local_cluster
 from tests.kit.tasks import hold_mapped, memory_state, spin
 
 MIB = 1 << 20
+pytestmark = pytest.mark.timeout(240)  # for hangs, not for busy machines
 
 
 @pytest.fixture
