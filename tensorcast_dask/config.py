@@ -194,6 +194,10 @@ _READERS: Final[dict[str, tuple[str, Callable[[object], Any]]]] = {
     "on-close": ("on_close", _on_close),
     "deadline.default": ("deadline_default_s", parse_seconds),
     "drain.timeout": ("drain_timeout_s", parse_seconds),
+    "recovery.timeout": ("recovery_timeout_s", parse_seconds),
+    "session.grace": ("session_grace_s", parse_seconds),
+    "session.outcome-ttl": ("outcome_ttl_s", parse_seconds),
+    "pin.limit": ("pin_limit_fraction", _share),
     "link.host": ("link_host", _text),
     "link.ports": ("link_ports", parse_ports),
     "lease.ttl": ("lease_ttl_s", parse_seconds),
@@ -256,6 +260,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     on_close: str
     deadline_default_s: float
     drain_timeout_s: float
+    recovery_timeout_s: float
+    session_grace_s: float
+    outcome_ttl_s: float
+    pin_limit_fraction: float
     link_host: str
     link_ports: tuple[int, int]
     lease_ttl_s: float
