@@ -250,7 +250,7 @@ def p95(latencies: list[float]) -> float:
 def main(sizes: Sizes) -> None:
     """Three lines."""
     with (
-        tempfile.TemporaryDirectory(dir=str(product.ROOT)) as folder,
+        tempfile.TemporaryDirectory(dir=str(product.ROOT), prefix=".bench-") as folder,
         product.cluster(
             sizes,
             journal=str(Path(folder) / "journal.db"),

@@ -383,7 +383,7 @@ def pressed(folder: Path) -> list[Row]:
 
 def main() -> None:
     """Ask everything, in a folder of its own."""
-    with tempfile.TemporaryDirectory(dir=str(Path.cwd())) as name:
+    with tempfile.TemporaryDirectory(dir=str(Path.cwd()), prefix=".bench-") as name:
         folder = Path(name)
         show("duckdb_damage", damage(folder), duckdb=duckdb.__version__)
         show("duckdb_damage.full_disk", [], **full_disk(folder / "disk"))

@@ -68,7 +68,9 @@ def main() -> None:
         ("log written with zeros before", True, False),
         ("the same, small files in another thread", True, True),
     ):
-        with tempfile.TemporaryDirectory(dir=str(Path.cwd())) as folder:
+        with tempfile.TemporaryDirectory(
+            dir=str(Path.cwd()), prefix=".bench-"
+        ) as folder:
             files = Files(Path(folder), prepared=prepared)
             parts: dict[str, list[float]] = {"insert": [], "log": [], "head": []}
             whole = []
