@@ -24,6 +24,7 @@ from tensorcast_dask.config import Settings, Tree, local_tree, merged
 from tensorcast_dask.dataplane.hosts import cluster_folder, host_id, run_directory
 from tensorcast_dask.exceptions import CatalogUnavailable, Mismatch
 from tensorcast_dask.scheduler_plugin import dask_private
+from tensorcast_dask.scheduler_plugin.endings import at_the_end
 from tensorcast_dask.scheduler_plugin.folder import (
     forget_cluster,
     fresh_epoch,
@@ -363,7 +364,7 @@ class Installation:
         keep = not (temporary and self.settings.ends_stores)
         await service.stop(keep=keep)
         if not keep and self._folder is not None:
-            await asyncio.to_thread(forget_cluster, self._folder)
+            await at_the_end(forget_cluster, self._folder)
 
 
 def _host_of(address: str) -> str:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final, assert_never
 import msgspec
 
 from tensorcast_dask.exceptions import Unknown
+from tensorcast_dask.scheduler_plugin.endings import at_the_end
 from tensorcast_dask.scheduler_plugin.links import Links
 from tensorcast_dask.scheduler_plugin.sessions import Sessions
 from tensorcast_dask.scheduler_plugin.state.catalog import Catalog
@@ -301,7 +302,7 @@ class CatalogService:
                 await part()
             except Exception:
                 log.exception("closing the catalog")
-        await asyncio.to_thread(self._close_threads, keep=keep)
+        await at_the_end(self._close_threads, keep=keep)
 
     def _close_threads(self, *, keep: bool) -> None:
         try:
