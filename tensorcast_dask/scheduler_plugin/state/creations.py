@@ -278,11 +278,11 @@ class Creations:
 
     def announced(
         self, record: VersionRecord, node: NodeRecord, one: ReplicaRecord
-    ) -> None:
-        """Take the news that a node has a replica of a creation."""
+    ) -> bool:
+        """Take the news that a node has a replica of a creation; False on another node."""
         creation = self._open[record.generation]
         if node is not creation.node:
-            return
+            return False
         if not creation.sized:
             record.nbytes = one.nbytes
         elif one.nbytes != record.nbytes:
@@ -291,11 +291,12 @@ class Creations:
                 f"{record.version} of {record.id!r}, its writer said {record.nbytes}"
             )
             self.roll_back(record, why="its size is another", error=Mismatch(message))
-            return
+            return True
         record.content_digest = one.content_digest
         if one.tier not in creation.announced:
             creation.announced = (*creation.announced, one.tier)
         self._try_commit(creation)
+        return True
 
     def _try_commit(self, creation: Creation) -> None:
         if creation.announced and creation.commits:

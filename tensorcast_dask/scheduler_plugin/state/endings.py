@@ -101,6 +101,7 @@ class Endings:
             for record in self._chosen(ask)
             if not self._roll_back(record)
         ]
+        self._inventories.ended(ask.generation or ask.id)
         versions = tuple(one.record.version for one in ended)
         waited = ended or [
             one for one in self._open.values() if self._concerns(one, ask)

@@ -6,7 +6,7 @@ Rules:
    of an earlier life are suspect.
 2. A record counts for a version only when generation, id, version and index agree.
 3. Leftovers are reported, then dropped; unless the journal lost rows: then versions of
-   earlier lives are taken back, but none that was destroyed in this one.
+   earlier lives are taken back, but none that was destroyed in this one, known or not.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tensorcast_dask.scheduler_plugin.state.records import (
     VersionRecord,
     version_row,
 )
-from tensorcast_dask.tensors.ids import Generation, check_name
+from tensorcast_dask.tensors.ids import ArtifactId, Generation, check_name
 from tensorcast_dask.tensors.messages import (
     DropGranted,
     Inventory,
@@ -30,6 +30,7 @@ from tensorcast_dask.tensors.messages import (
     ReplicaDropped,
     ReplicaReady,
     ReplicaRecord,
+    TaskDone,
 )
 from tensorcast_dask.tensors.specs import Index
 
@@ -42,12 +43,13 @@ class Inventories:
     Attributes
     ----------
     on_announced : callable
-        Told of each replica of a version that is being created.
+        Told of each replica of a version that is being created; says whether its writer
+        put it there.
     rebuilding : bool
         The journal lost rows: unknown replicas are taken back.
     """
 
-    on_announced: Callable[[VersionRecord, NodeRecord, ReplicaRecord], None]
+    on_announced: Callable[[VersionRecord, NodeRecord, ReplicaRecord], bool]
 
     def __init__(self, ground: Ground, *, rebuilding: bool) -> None:
         self._outbox = ground.outbox
@@ -59,12 +61,12 @@ class Inventories:
         self._stories = ground.stories
         self.rebuilding = rebuilding
         #: Destroyed in this life, while rebuilding.
-        self._ended: set[Generation] = set()
+        self._ended: set[Generation | ArtifactId] = set()
 
-    def ended(self, generation: Generation) -> None:
-        """Note that a generation was destroyed: it is not taken back."""
+    def ended(self, what: Generation | ArtifactId) -> None:
+        """Note that a generation, or all of an id, was destroyed: it is not taken back."""
         if self.rebuilding:
-            self._ended.add(generation)
+            self._ended.add(what)
 
     # ------------------------------------------------------------ messages
     def inventory(self, node: NodeRecord, message: Inventory) -> None:
@@ -149,14 +151,28 @@ class Inventories:
             self._leftover(node, one, "the catalog knows other content by it")
             return False
         if record.creating:
-            self.on_announced(record, node, one)
-            return True
+            if self.on_announced(record, node, one):
+                return True
+            self._stray(record, node)
+            return False
         if self._leaving.has(record, node):
             return False
         if one.content_digest and not record.content_digest:
             record.content_digest = one.content_digest
         self._replicas.add(record, node, one.tier)
         return True
+
+    def _stray(self, record: VersionRecord, node: NodeRecord) -> None:
+        """Have a copy dropped that was made of a commit which the journal lost."""
+        if self._leaving.has(record, node):
+            return
+
+        def dropped(_: TaskDone) -> None:
+            self._leaving.end(record, node)
+
+        self._leaving.begin(record, node)
+        why = "it is a copy of what is not committed"
+        self._tasks.drop(node, record.generation, why=why, on_end=dropped)
 
     def _unknown(self, node: NodeRecord, one: ReplicaRecord) -> None:
         if one.generation >> 40 == self._names.numbers.epoch:
@@ -184,7 +200,8 @@ class Inventories:
 
     def _rebuilt(self, one: ReplicaRecord) -> VersionRecord | None:
         """Take a version back from a replica, when the journal lost it."""
-        if not self.rebuilding or one.generation in self._ended or not one.index:
+        ended = one.generation in self._ended or one.id in self._ended
+        if not self.rebuilding or ended or not one.index:
             return None
         if one.generation >> 40 >= self._names.numbers.epoch:
             return None  # of this life: given back, never committed

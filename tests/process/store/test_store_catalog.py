@@ -14,9 +14,11 @@ from typing import Any
 
 import pytest
 
+from tensorcast_dask.dataplane import faults
 from tensorcast_dask.exceptions import CapacityError, Gone, NotFound, StaleOwner
 from tensorcast_dask.tensors.ids import ArtifactId, Generation, Version
 from tensorcast_dask.tensors.messages import (
+    DoDrop,
     DoEnd,
     DoLoad,
     DoMark,
@@ -30,6 +32,7 @@ from tensorcast_dask.tensors.messages import (
     Renew,
     ReplicaDropped,
     ReplicaReady,
+    TaskDone,
     Tier,
 )
 from tests.kit.eventually import eventually, never
@@ -253,6 +256,39 @@ def test_destroy_works_while_the_artifact_is_being_put(
         client.fill(fd, content(4 * MIB))
         with pytest.raises((Gone, NotFound)):
             client.commit(gen, 4 * MIB)
+
+
+def test_a_drop_that_is_late_is_void_once_the_catalog_has_greeted_anew(
+    stores: Stores,
+    stub: CatalogStub,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    spec, log = tmp_path / "faults", tmp_path / "log"
+    faults.write_spec(spec, "destroy.before_drop=pause")
+    monkeypatch.setenv("TENSORCAST_FAULTS_FILE", str(spec))
+    monkeypatch.setenv("TENSORCAST_FAULTS_LOG", str(log))
+    card = stores.start(link=stub.target)
+    with StoreClient(card) as client:
+        gen = client.put(content(MIB))
+        task = stub.order(card.node, lambda t: DoDrop(task=t, generation=gen))
+        eventually(lambda: log.exists() and faults.read_log(log), within_s=10.0)
+        former = stub.link(card.node)
+        former.stream.close()
+        eventually(lambda: stub.link(card.node) is not former, within_s=10.0)
+        said = [m for m in stub.link(card.node).said if isinstance(m, Inventory)]
+        assert [one.generation for m in said for one in m.replicas] == [gen]
+        spec.unlink()
+        never(lambda: stub.heard(card.node, ReplicaDropped), for_s=0.5)
+        assert client.read(gen) == content(MIB)
+        # The catalog says it again, and twice: it is done once, and its end said twice.
+        order = DoDrop(task=task, generation=gen)
+        stub.link(card.node).stream.send(order)
+        eventually(lambda: stub.heard(card.node, ReplicaDropped), within_s=10.0)
+        stub.link(card.node).stream.send(order)
+        eventually(lambda: len(stub.heard(card.node, TaskDone)) == 2, within_s=10.0)
+        with pytest.raises(Gone):
+            client.read(gen)
 
 
 def test_the_catalog_hears_no_more_of_what_it_has_struck(

@@ -6,7 +6,13 @@ import pytest
 from tensorcast_dask.exceptions import DataLost, Gone, NotFound
 from tensorcast_dask.scheduler_plugin.state.events import NodeSaid
 from tensorcast_dask.tensors import messages as m
-from tensorcast_dask.tensors.ids import ArtifactId, Generation, RequestId, Version
+from tensorcast_dask.tensors.ids import (
+    ArtifactId,
+    Generation,
+    NodeId,
+    RequestId,
+    Version,
+)
 from tests.kit.catalogs import Desk, index_of
 
 
@@ -225,3 +231,44 @@ def test_a_tier_that_a_new_life_does_not_have_is_taken_off() -> None:
     a.join()
     record = d.catalog.names.versions[info.generation]
     assert record.holders[a.node].tiers == (m.Tier.HOST,)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_what_was_destroyed_before_its_node_came_back_is_not_rebuilt(
+    whole: bool,
+) -> None:
+    d = Desk()
+    d.node("a")
+    p = d.program()
+    info = p.put("x")
+    d = d.restart(lost=True)
+    p.open(settled=p.count)
+    assert p.destroy("x", 0 if whole else info.generation) == ()
+    d.nodes[NodeId("a")].join()
+    with pytest.raises(NotFound):
+        p.resolve("x")
+    assert d.nodes[NodeId("a")].held == {}
+
+
+def test_a_copy_of_a_commit_that_the_journal_lost_is_dropped_and_made_again() -> None:
+    d = Desk()
+    a, b = d.node("a"), d.node("b")
+    p = d.program()
+    created = p.create("x", node=a.node, replicas=2)
+    p.fill("x", created)
+    copy = a.held[created.generation]
+    b.obedient = False
+    b.hold(copy)
+    (drop,) = [one for one in b.inbox if isinstance(one, m.DoDrop)]
+    assert not drop.final
+    b.say(m.ReplicaReady(record=copy))
+    b.announce()
+    assert len(b.inbox) == 1
+    commit = m.CommitCreated(rid=p.rid(), generation=created.generation, deadline_s=9.0)
+    p.ask(commit)
+    assert p.locate(created.generation) == [a.node]
+    b.obedient = True
+    b.obey_all()
+    d.pass_time(1.0)
+    assert p.result(commit.rid, m.ArtifactInfo).degraded == ""
+    assert p.locate(created.generation) == [a.node, b.node]
