@@ -16,6 +16,7 @@ def main() -> None:
         weights = cast.put(state, "toy/weights")
         weights.publish()
 
+        assert weights.tensor_meta("embed").shape == (1000, 64)
         tensors = weights.tensor_dict(framework="numpy")
         tensors["bias"][:] = 7  # private: nobody else sees it
         again = weights.tensor_dict(framework="numpy")

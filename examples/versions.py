@@ -18,7 +18,9 @@ def main() -> None:
             saved = cast.put({"w": np.full(1000, step)}, "model", version=version)
             assert saved.version == step
             saved.publish()
-        assert cast.latest("model").version == 3
+        (worker,) = cast.workers()
+        assert worker.latest("model") == cast.latest("model") == saved
+        assert saved.version == 3
 
         # Serving follows an alias. Only who has seen its present generation moves it.
         stable = cast.alias("model/stable", cast.artifact("model", version=2), expect=0)
