@@ -22,11 +22,12 @@ from tensorcast_dask.api.names import check_labels, check_version, locate
 from tensorcast_dask.dataplane import arrays, memory
 from tensorcast_dask.dataplane.remote import allow_reader
 from tensorcast_dask.exceptions import (
+    AbsentError,
     AlreadyExists,
-    Gone,
     PeerLost,
     TensorCastError,
     UnsupportedPlatform,
+    WrongPeer,
 )
 from tensorcast_dask.tensors.ids import (
     ArtifactId,
@@ -328,13 +329,17 @@ async def _same_content(
     if facts.get("index_digest") != index.digest() or "generation" not in facts:
         return None
     generation = Generation(int(facts["generation"] or 0))
-    for location in await locate(core, generation, limit):
+    try:
+        locations = await locate(core, generation, limit)
+    except AbsentError:
+        return None  # still being made, lost, or destroyed just now: nothing to compare with
+    for location in locations:
         request = SumsAsked(rid=core.link.next_rid(), generation=generation)
         try:
             frame = await core.in_thread(
                 core.stores.ask, location.card, request, ChunkMap, limit
             )
-        except (PeerLost, Gone):
+        except (AbsentError, PeerLost, WrongPeer):
             continue
         there = frame.message
         here = await core.in_thread(_sums, index, sources, there.chunk_bytes)

@@ -18,6 +18,8 @@ Rules:
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -32,11 +34,12 @@ from tensorcast_dask.exceptions import (
     AbsentError,
     DataLost,
     DeadlineExceeded,
+    Incomplete,
     InvalidArgument,
     Mismatch,
     NotFound,
     PeerLost,
-    TensorCastError,
+    ResourceError,
     WrongPeer,
 )
 from tensorcast_dask.tensors.ids import ArtifactId
@@ -76,6 +79,9 @@ __all__ = [
 ]
 
 _UNREACHED: Final = (PeerLost, WrongPeer)
+#: How long a reader rests before it asks the catalog again where the holders are.
+_FIRST_PAUSE_S: Final = 0.005
+_LONGEST_PAUSE_S: Final = 0.2
 
 
 # -------------------------------------------------------------------- from a local store
@@ -121,27 +127,46 @@ def _open_here(core: Core, info: ArtifactInfo, limit: Deadline) -> Found | None:
 
 
 async def _find(core: Core, info: ArtifactInfo, limit: Deadline) -> Found:
-    """Take steps 2 to 4."""
-    last: TensorCastError | None = None
+    """Take steps 2 to 4, again while holders come and go.
+
+    That a version is gone or lost is the catalog's word alone: a store that does not have
+    it (any more) was left by a move, a release or an eviction.
+    """
+    pause_s = _FIRST_PAUSE_S
     while True:
         locations = await names.locate(core, info.generation, limit)
-        local = [
-            at.card
-            for at in locations
-            if at.card.host == core.host and at.card.kind == "store"
-        ]
-        for card in local:
-            try:
-                return await core.in_thread(_open_at, core, card, info, limit)
-            except (AbsentError, *_UNREACHED) as error:
-                last = error
         try:
-            lent = info.owner is Owner.CALLER
-            if local or lent or info.view or not core.stores.local():
-                cards = [at.card for at in locations]
-                return Found(*await core.in_thread(fetch, core, info, cards, limit))
-            node = core.stores.local()[0]
-            operation: Operation[Any] = Operation(core, "read", info.id)
+            return await _find_at(core, info, [at.card for at in locations], limit)
+        except Incomplete:
+            raise
+        except (AbsentError, *_UNREACHED) as error:
+            last = error
+        if limit.left_s() <= 0:
+            message = f"{info.id!r} v{info.version} could not be read in time: {last}"
+            raise DeadlineExceeded(message) from last
+        await asyncio.sleep(min(pause_s, limit.left_s()))
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+
+async def _find_at(
+    core: Core, info: ArtifactInfo, cards: list[NodeCard], limit: Deadline
+) -> Found:
+    local = [c for c in cards if c.host == core.host and c.kind == "store"]
+    for card in local:
+        with contextlib.suppress(AbsentError, *_UNREACHED):
+            return await core.in_thread(_open_at, core, card, info, limit)
+    if not (local or info.owner is Owner.CALLER or info.view):
+        found = await _bring(core, info, limit)
+        if found is not None:
+            return found
+    return Found(*await core.in_thread(fetch, core, info, cards, limit))
+
+
+async def _bring(core: Core, info: ArtifactInfo, limit: Deadline) -> Found | None:
+    """Have a node of this host get it; None when none lives or none has room."""
+    for node in core.stores.local():
+        operation: Operation[Any] = Operation(core, "read", info.id)
+        with contextlib.suppress(AbsentError, ResourceError, *_UNREACHED):
             await moves.ensure(
                 core,
                 operation,
@@ -152,11 +177,7 @@ async def _find(core: Core, info: ArtifactInfo, limit: Deadline) -> Found:
                 limit=limit,
             )
             return await core.in_thread(_open_at, core, node, info, limit)
-        except _UNREACHED as error:
-            last = error
-        if limit.left_s() <= 0:
-            message = f"{info.id!r} v{info.version} could not be read in time: {last}"
-            raise DeadlineExceeded(message) from last
+    return None
 
 
 def read(

@@ -259,7 +259,7 @@ class Endings:
         Mismatch
             Then.
         """
-        others = [one for one in self._holders.listed(record) if one.node != node]
+        others = [one for one in self._holders.staying(record) if one.node != node]
         if not others:
             message = (
                 f"node {self._nodes.label(node)} holds the last copy of version "

@@ -55,6 +55,10 @@ class Holders:
             and node.live
         ]
 
+    def staying(self, record: VersionRecord) -> list[NodeRecord]:
+        """List holders that are not being drained: only these let another go."""
+        return [node for node in self.listed(record) if not node.draining]
+
     def hosts(self, record: VersionRecord) -> set[HostId]:
         """Distinct hosts with a listed replica."""
         return {node.host for node in self.listed(record)}

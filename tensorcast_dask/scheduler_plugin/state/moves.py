@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from tensorcast_dask.exceptions import (
+    AbsentError,
     Gone,
     PeerLost,
     ReachError,
@@ -207,9 +208,12 @@ class Moves:
             message = f"what node {node.label} got of {record.id!r} is gone again"
             error = PeerLost(message, {"node": node.node})
         now_s = self._outbox.now_s
+        # A node that no longer has it was left by another move; the version itself lives.
+        passing = isinstance(error, AbsentError) or (
+            isinstance(error, ReachError) and error.retryable
+        )
         again = (
-            isinstance(error, ReachError)
-            and error.retryable
+            passing
             and node.live
             and move.attempts < ATTEMPTS
             and any(wish.until_s > now_s + REST_S for wish in move.wishes)

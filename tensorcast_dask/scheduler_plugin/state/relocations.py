@@ -347,7 +347,7 @@ class Relocations:
 
     def _drain_stays(self, drain: _Drain, record: VersionRecord, why: str) -> None:
         """Note what stayed, when no other copy of it is listed."""
-        others = [o for o in self._holders.listed(record) if o is not drain.node]
+        others = [o for o in self._holders.staying(record) if o is not drain.node]
         if not others:
             drain.stayed.append((record.generation, why))
 
@@ -357,14 +357,15 @@ class Relocations:
         wishes, drain.wishes = drain.wishes, []
         for wish in wishes:
             self._moves.leave(wish)
+        for record in self._replicas.by_node.get(drain.node.node, {}).values():
+            self._replicas.remark(record)  # it is a copy to count on again
 
     def _drain_over(self, drain: _Drain, why: str) -> None:
         if drain.over:
             return
-        moved = set(drain.moved)
         for record in self._replicas.by_node.get(drain.node.node, {}).values():
             told = {generation for generation, _ in drain.stayed}
-            if record.generation not in moved and record.generation not in told:
+            if record.generation not in told:  # also what was moved may have gone again
                 self._drain_stays(drain, record, why or "it came while draining")
         self._drain_stop(drain)
         receipt = Drained(

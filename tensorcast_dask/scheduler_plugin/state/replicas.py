@@ -173,10 +173,10 @@ class Replicas:
 
     # ------------------------------------------------------------ leave to drop
     def spare(self, record: VersionRecord, node: NodeRecord) -> bool:
-        """Whether a node's replica may go: enough others are listed elsewhere."""
+        """Whether a node's replica may go: enough others are listed elsewhere, to stay."""
         if record.creating:
             return False
-        others = [one for one in self._holders.listed(record) if one is not node]
+        others = [one for one in self._holders.staying(record) if one is not node]
         hosts = {one.host for one in others}
         return len(hosts) >= max(record.replicas, 1)
 

@@ -47,11 +47,14 @@ def test_an_order_names_its_sources_with_the_time_that_is_left() -> None:
     assert (pull.deadline_s, pull.nbytes, pull.tier) == (4.0, 100, m.Tier.HOST)
 
 
-def test_p29_a_fault_that_may_pass_is_tried_again_within_the_deadline() -> None:
+@pytest.mark.parametrize("kind", ["PeerLost", "Gone", "NotFound"])
+def test_p29_a_fault_that_may_pass_is_tried_again_within_the_deadline(
+    kind: str,
+) -> None:
     d, p, info = scene()
     b = d.nodes[NodeId("b")]
     rid = p.ask(ensure(p, info))
-    b.fail_next = m.Fault(kind="PeerLost", message="the source stalled")
+    b.fail_next = m.Fault(kind=kind, message="the source stalled, or let go of it")
     b.obey_all()
     d.flush()
     assert not p.answered(rid)

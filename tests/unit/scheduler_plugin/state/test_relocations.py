@@ -215,6 +215,26 @@ def test_drain_moves_what_a_node_alone_holds_and_then_ends_it() -> None:
         p.call(drain(p, "a"), m.Drained)
 
 
+def test_what_a_drain_has_moved_is_kept_there_while_the_node_still_empties() -> None:
+    d, p = desk("a", "b")
+    moved = p.put("x", node=NodeId("a")).generation
+    p.put("y", node=NodeId("a"))
+    b = d.nodes[NodeId("b")]
+    b.obedient = False
+    rid = p.ask(drain(p, "a"))
+    pulls = [one for one in b.inbox if isinstance(one, m.DoPull)]
+    b.obey(next(one for one in pulls if one.generation == moved))
+    d.flush()
+    assert p.locate(moved) == ["a", "b"]
+    b.say(m.MayDrop(rid=RequestId("r"), generations=(moved,)))
+    assert b.granted == []
+    with pytest.raises(Mismatch):
+        p.call(m.Release(rid=p.rid(), generation=moved, node=b.node), type(None))
+    b.obey(next(one for one in pulls if one.generation != moved))
+    assert p.result(rid, m.Drained).stayed == ()
+    assert p.locate(moved) == ["b"]
+
+
 def test_drain_that_cannot_move_all_says_what_stayed_and_does_not_end_the_node() -> (
     None
 ):
