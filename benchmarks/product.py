@@ -21,11 +21,14 @@ from pathlib import Path
 from typing import Any, Self
 
 import dask
+import distributed  # its defaults are part of dask.config only from here on
 import numpy as np
 
 import tensorcast_dask as tc
 from benchmarks.harness import ROOT
 from benchmarks.sizes import MIB, Sizes
+
+LOST_WORKER = f"{distributed.__name__}.deploy.lost-worker-timeout"
 
 __all__ = [
     "ROOT",
@@ -88,7 +91,7 @@ def cluster(
     settings: dict[str, Any] = {"segment": {"warm-bytes": keep}} | (more or {})
     with (
         # On a loaded machine a worker takes long to come back; Dask gives it up after 15 s.
-        dask.config.set({"distributed.deploy.lost-worker-timeout": "300s"}),
+        dask.config.set({LOST_WORKER: "300s"}),
         run_directory(),
         tc.LocalCluster(
             n_workers=n_workers,
