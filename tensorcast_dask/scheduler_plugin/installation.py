@@ -68,6 +68,10 @@ RESTART_S: Final = 60.0
 END_S: Final = 1.5
 #: Asks for the right to take a store whose worker Dask has removed.
 GRANT_OP: Final = "tensorcast_grant"
+#: Waits until the catalog lists a node.
+LISTED_OP: Final = "tensorcast_listed"
+#: How long a worker that starts waits for that.
+LISTED_S: Final = 5.0
 _CLOSING_OP: Final = "tensorcast_closing"
 
 
@@ -125,6 +129,8 @@ class Installation:
         self._failure: BaseException | None = None
         self._restarting_until_s = 0.0
         self._closed = False
+        #: Set at the next greeting of any node.
+        self._news = asyncio.Event()
         #: What nodes are to be told once they are there, or left by their workers.
         self._due: dict[NodeId, DoEnd | DoLinger] = {}
         self.service: CatalogService | None = None
@@ -167,6 +173,7 @@ class Installation:
         dask_private.add_handler(scheduler, SESSION_OP, service.sessions.handle)
         dask_private.add_handler(scheduler, ABOUT_OP, self.tell_about)
         dask_private.add_handler(scheduler, GRANT_OP, self.grant)
+        dask_private.add_handler(scheduler, LISTED_OP, self.wait_until_listed)
         dask_private.replace_retire(scheduler, self.retiring.wrap)
         worker_plugin, nanny_plugin = self._ship(self.about)
         await dask_private.ship(
@@ -285,6 +292,25 @@ class Installation:
             link.token, node=NodeId(node), epoch=link.epoch, worker=worker
         )
 
+    async def wait_until_listed(self, node: str, incarnation: int) -> bool:
+        """Answer `LISTED_OP`: a worker is ready when its node can be used."""
+        try:
+            async with asyncio.timeout(LISTED_S):
+                while not self._is_listed(node, incarnation):
+                    news = self._news
+                    await news.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def _is_listed(self, node: str, incarnation: int) -> bool:
+        if self.service is None:
+            return False
+        return any(
+            card.node == node and card.incarnation >= incarnation
+            for card in self.service.cards().values()
+        )
+
     def _emit(self, emit: Emit) -> None:
         self.scheduler.log_event(TOPIC, {"topic": emit.topic, **emit.facts})
 
@@ -322,6 +348,8 @@ class Installation:
         """
         if self.service is None or self.settings is None:
             return
+        self._news.set()
+        self._news = asyncio.Event()
         due = self._due.get(card.node)
         if due is None and not card.worker and self._restarts():
             ttl_s = self.settings.orphan_ttl_s

@@ -54,6 +54,7 @@ __all__ = [
     "tell_next_workers",
     "tls_files",
     "told_by_nanny",
+    "wait_until_listed",
     "waits_for_signals",
 ]
 
@@ -63,6 +64,7 @@ NANNY_OP: Final = "tensorcast_nanny"
 NANNY_VARIABLE: Final = "TENSORCAST_NANNY"
 ASK_S: Final = 1.0
 GRANT_OP: Final = "tensorcast_grant"
+LISTED_OP: Final = "tensorcast_listed"
 
 
 def machine_bytes() -> int:
@@ -208,6 +210,18 @@ async def ask_grant(worker: Worker, *, node: str, holder: str) -> bytes:
         log.debug("the scheduler does not answer: %s", error)
         return b""
     return answer if isinstance(answer, bytes) else b""
+
+
+async def wait_until_listed(worker: Worker, *, node: str, incarnation: int) -> bool:
+    """Wait until the catalog lists the worker's node, or for as long as it thinks fit."""
+    try:
+        answer = await getattr(worker.scheduler, LISTED_OP)(
+            node=node, incarnation=incarnation
+        )
+    except OSError as error:
+        log.debug("the scheduler does not answer: %s", error)
+        return False
+    return bool(answer)
 
 
 def tls_files(worker: Worker) -> TlsFiles | None:

@@ -124,13 +124,18 @@ class Keeper:
 
     # ------------------------------------------------------------------ life
     async def start(self, within_s: float) -> None:
-        """Begin; return when the store is there, or the first search failed."""
+        """Begin; return when the node can be used, or the first search failed."""
         self.tell(TimePassed())
         try:
             async with asyncio.timeout(within_s):
                 await self._settled.wait()
         except TimeoutError:
             log.warning("worker %s has no store yet", self.worker.address)
+        card = self.card
+        if card is not None:
+            await dask_private.wait_until_listed(
+                self.worker, node=card.node, incarnation=card.incarnation
+            )
 
     async def close(self) -> None:
         """Let the store go: as an orphan when the scheduler was lost first."""
