@@ -1,6 +1,6 @@
 """Everything of Dask's scheduler that we touch and that its documentation does not offer.
 
-Tried with distributed 2026.7 and 2026.8; `tests/cluster/test_dask_scheduler_private.py` has a test for each:
+Tried with distributed 2026.7 and 2026.8; `tests/cluster/test_dask_private.py` has a test for each:
 
 * `scheduler.handlers`: a dict from the name of an operation to what answers it. A handler
   whose first parameter is named `comm` is given the comm itself.

@@ -1,6 +1,6 @@
 """Everything of Dask's workers and nannies that we touch beyond their documentation.
 
-Tried with distributed 2026.7 and 2026.8; `tests/cluster/test_dask_worker_private.py` has a
+Tried with distributed 2026.7 and 2026.8; `tests/cluster/test_dask_private.py` has a
 test for each:
 
 * `worker.monitor.get_process_memory`: what the worker takes for its own memory when it

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import mmap
 import os
+import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -15,6 +17,7 @@ from distributed.spill import SpillBuffer
 from tensorcast_dask.scheduler_plugin import dask_private as of_scheduler
 from tensorcast_dask.worker_plugin import dask_private as of_worker
 from tensorcast_dask.worker_plugin.nanny import MemoryCheckPlugin
+from tests.kit.eventually import eventually_async
 from tests.kit.loops import on_loop
 
 MIB = 1 << 20
@@ -189,3 +192,46 @@ async def test_a_worker_without_our_nanny_plugin_is_told_nothing() -> None:
             return await of_worker.ask_nanny(dask_worker)
 
         assert list((await client.run(asked)).values()) == [None]
+
+
+@on_loop
+async def test_a_nanny_tells_each_worker_that_it_starts_what_was_done() -> None:
+    async with (
+        a_scheduler() as scheduler,
+        Client(scheduler.address, asynchronous=True) as client,
+    ):
+        await client.register_plugin(MemoryCheckPlugin({}, {}))
+        async with Nanny(scheduler.address, nthreads=1, memory_limit="1 GiB") as nanny:
+
+            def told(dask_worker: Worker) -> object:
+                return of_worker.told_by_nanny(dask_worker)
+
+            (facts,) = (await client.run(told)).values()
+            assert facts == {
+                "replaced": True,
+                "limit_bytes": 1 << 30,
+                "auto": False,
+                "nanny": nanny.address,
+            }
+
+
+@on_loop
+async def test_a_worker_without_nanny_was_told_nothing_and_waits_for_no_signal() -> (
+    None
+):
+    async with a_worker() as (_, worker):
+        assert of_worker.told_by_nanny(worker) is None
+        assert not of_worker.waits_for_signals()
+        assert not await of_worker.wait_until_listed(worker, node="n", incarnation=1)
+        assert await of_worker.ask_grant(worker, node="n", holder="h") == b""
+
+
+@on_loop
+async def test_the_signal_handler_of_the_command_line_is_known_by_its_module() -> None:
+    from distributed._signals import wait_for_signals
+
+    task = asyncio.create_task(wait_for_signals())
+    await eventually_async(of_worker.waits_for_signals, within_s=5)
+    os.kill(os.getpid(), signal.SIGINT)
+    await task
+    assert not of_worker.waits_for_signals()
