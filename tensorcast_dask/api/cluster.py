@@ -69,7 +69,10 @@ class LocalCluster(distributed.LocalCluster):
         kwargs.setdefault("dashboard_address", ":0")
         preloads = [*dask.config.get("distributed.scheduler.preload", []), _PRELOAD]
         with dask.config.set(
-            {"tensorcast": arguments, "distributed.scheduler.preload": preloads}
+            {
+                "tensorcast": merged(dask.config.get("tensorcast", {}), arguments),
+                "distributed.scheduler.preload": preloads,
+            }
         ):
             super().__init__(n_workers=n_workers, **kwargs)  # type: ignore[no-untyped-call]
 

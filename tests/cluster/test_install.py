@@ -6,13 +6,14 @@ import asyncio
 from functools import partial
 from pathlib import Path
 
+import dask.config
 import numpy as np
 import pytest
 from distributed import Client, Worker
 
 import tensorcast_dask as tc
 from tensorcast_dask.deploy import about, install
-from tensorcast_dask.tensors.messages import Nodes, NodesAsked
+from tensorcast_dask.tensors.messages import Nodes, NodesAsked, Tier
 from tensorcast_dask.worker_plugin.plugin import WORKER_PLUGIN_NAME, NodePlugin
 from tests.kit.clusters import RawSession
 from tests.kit.eventually import eventually_async
@@ -124,3 +125,19 @@ def test_a_worker_whose_store_cannot_start_computes_on_and_says_why(
         assert state["node"] == ""
         assert "no store could be started" in str(state["why"])
         assert cluster.sync(nodes_of, cluster.scheduler_address) == []
+
+
+def test_a_cluster_of_ours_keeps_the_users_own_settings(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TENSORCAST_RUN_DIR", str(run_dir))
+    section = {"lease": {"ttl": "2s"}, "node": {"labels": {"zone": "x"}}}
+    with (
+        dask.config.set(tensorcast=section),
+        tc.LocalCluster(1, processes=False, host_memory="64 MiB") as cluster,
+        tc.connect(cluster) as cast,
+    ):
+        (node,) = cast.nodes()
+        assert node.card.labels == {"zone": "x"}
+        assert node.uses[Tier.HOST].capacity_bytes == 64 << 20
+        assert 0 < node.lease_left_s <= 2
