@@ -6,11 +6,15 @@ Rules:
 2. `--sim-seed N` repeats exactly one simulated history; `--sim-seeds N` sets their number.
 3. A test takes the argument `sim_seed` to be run once per seed.
 4. A test has the marker of the floor that its file lies on.
+5. SIGINT interrupts, here and in what a test starts, also when a shell ran all this in the
+   background and had it ignored.
 """
 
 from __future__ import annotations
 
 import os
+import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -51,6 +55,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="N",
         help="run each simulation with this one seed",
     )
+
+
+def pytest_configure() -> None:
+    # Only the main thread may, and xdist's workers are not always on it.
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
