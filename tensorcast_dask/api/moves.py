@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from tensorcast_dask.api.names import check_labels, check_version
-from tensorcast_dask.exceptions import InvalidArgument
+from tensorcast_dask.exceptions import InvalidArgument, Unimplemented
 from tensorcast_dask.tensors.ids import ArtifactId, Generation, NodeId, check_name
 from tensorcast_dask.tensors.messages import (
     ArtifactInfo,
@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 __all__ = ["check_tier", "drain", "ensure", "load", "migrate", "release", "save"]
 
 
+#: What this release keeps bytes in.
+_TIERS: Final = (Tier.HOST, Tier.DISK)
+
+
 def check_tier(device: object) -> Tier:
     """Give the tier that `device=` names.
 
@@ -37,12 +41,19 @@ def check_tier(device: object) -> Tier:
     ------
     InvalidArgument
         When it names none.
+    Unimplemented
+        When it names one that this release does not have.
     """
-    try:
+    here = [str(tier) for tier in _TIERS]
+    if str(device) in here:
         return Tier(str(device))
-    except ValueError:
-        message = f"device must be one of {', '.join(Tier)}, not {device!r}"
-        raise InvalidArgument(message) from None
+    if str(device) in list(Tier):
+        message = (
+            f"tier {device} is not there in this release; {' and '.join(here)} are"
+        )
+        raise Unimplemented(message)
+    message = f"device must be one of {', '.join(here)}, not {device!r}"
+    raise InvalidArgument(message)
 
 
 async def ensure(

@@ -34,6 +34,7 @@ from tensorcast_dask.exceptions import (
     AbsentError,
     DataLost,
     DeadlineExceeded,
+    Gone,
     Incomplete,
     InvalidArgument,
     Mismatch,
@@ -46,6 +47,7 @@ from tensorcast_dask.tensors.ids import ArtifactId
 from tensorcast_dask.tensors.messages import (
     ArtifactInfo,
     Done,
+    Location,
     NodeCard,
     Nodes,
     Open,
@@ -126,6 +128,20 @@ def _open_here(core: Core, info: ArtifactInfo, limit: Deadline) -> Found | None:
         return None
 
 
+async def _places(
+    core: Core, info: ArtifactInfo, limit: Deadline
+) -> Sequence[Location]:
+    """Ask where it is; who is told that it is gone is told its name."""
+    try:
+        return await names.locate(core, info.generation, limit)
+    except Gone as error:
+        message = (
+            f"{info.id!r} v{info.version} is gone: it was destroyed or released; "
+            "ask for the artifact by its name again"
+        )
+        raise Gone(message, error.data) from None
+
+
 async def _find(core: Core, info: ArtifactInfo, limit: Deadline) -> Found:
     """Take steps 2 to 4, again while holders come and go.
 
@@ -134,7 +150,7 @@ async def _find(core: Core, info: ArtifactInfo, limit: Deadline) -> Found:
     """
     pause_s = _FIRST_PAUSE_S
     while True:
-        locations = await names.locate(core, info.generation, limit)
+        locations = await _places(core, info, limit)
         try:
             return await _find_at(core, info, [at.card for at in locations], limit)
         except Incomplete:

@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 
 import tensorcast_dask as tc
-from tensorcast_dask.exceptions import AlreadyExists, Gone, Mismatch, NotFound
+from tensorcast_dask.exceptions import (
+    AlreadyExists,
+    Gone,
+    InvalidArgument,
+    Mismatch,
+    NotFound,
+    Unimplemented,
+)
 
 pytestmark = pytest.mark.process
 
@@ -85,7 +92,7 @@ def test_destroy_is_final_and_readers_keep_what_they_hold(cast: tc.Session) -> N
     held = artifact.tensor_dict(framework="numpy")
     cast.destroy("gone")
     assert same(held, big(1))
-    with pytest.raises(Gone):
+    with pytest.raises(Gone, match="'gone' v1 is gone"):
         artifact.tensor_dict()
     assert not cast.exists("gone")
     again = cast.put(big(2), "gone")
@@ -246,3 +253,15 @@ def test_what_is_not_flat_is_stored_by_its_values_into_fresh_and_used_pages(
         assert all(np.array_equal(got[k], tensors[k]) for k in tensors)
         del got
         cast.destroy("strided")
+
+
+@pytest.mark.parametrize(
+    ("device", "kind"),
+    [("device", Unimplemented), ("pinned", Unimplemented), ("gpu", InvalidArgument)],
+)
+def test_a_tier_that_is_not_there_is_refused_before_anything_moves(
+    cast: tc.Session, device: str, kind: type[Exception]
+) -> None:
+    artifact = cast.put(small(1), "tier")
+    with pytest.raises(kind, match="host"):
+        cast.prefetch(artifact, device=device)
