@@ -80,6 +80,7 @@ class SimNode:
             lease_left_s=self.lease_left_s,
             tell=self.tell,
             disk=self.disk,
+            pages=self.world.habits.pages,
             ask_leave=self._ask_leave,
             giving_up=self._giving_up,
         )

@@ -184,7 +184,9 @@ class SimPull:
                 return
             peer = self._peer(source)
             if peer is None:
-                self._lose(source, PeerLost("nobody answers"), 0.5)
+                # A host that is gone says nothing; one whose process is gone says so.
+                if self.world.rng.random() < 0.5:
+                    self._lose(source, PeerLost("nobody answers"), 0.5)
                 return
             try:
                 replica = peer.store.table.find(self.wanted.generation)
@@ -207,14 +209,15 @@ class SimPull:
         if self.lives[source] != life:
             return
         if peer is None:
-            self._lose(source, PeerLost("nobody answers"))
+            if self.world.rng.random() < 0.5:
+                self._lose(source, PeerLost("nobody answers"))
             return
         try:
             held = peer.store.acquire(self.wanted.generation)
         except TensorCastError as error:
             self._lose(source, error)
             return
-        yield peer.store.disk_s() if held.copy.tier is Tier.DISK else 0.002
+        yield peer.store.disk_s() if held.copy.tier is Tier.DISK else self._chunk_s()
         value = peer.store.look(held.copy)[chunk] if peer.life.alive else 0
         peer.store.release(held)
         if self.lives[source] != life or not self.node.life.alive:
@@ -223,6 +226,9 @@ class SimPull:
             self._lose(source, PeerLost("the transfer broke off"))
             return
         self._arrived(source, chunk, value)
+
+    def _chunk_s(self) -> float:
+        return self.world.rng.choice((0.002, 0.002, self.world.habits.chunk_s))
 
     def _unlucky(self, chance: float) -> bool:
         return chance > 0 and self.world.rng.random() < chance

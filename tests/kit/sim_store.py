@@ -38,7 +38,6 @@ from tests.kit.sim_timeline import Signal, Wait
 __all__ = ["CHUNK_BYTES", "Reading", "SimStore", "tier_rows", "values_of"]
 
 CHUNK_BYTES = 4096
-HOST_BYTES = 24 * CHUNK_BYTES
 DISK_BYTES = 16 * CHUNK_BYTES
 _ASK_S = 2.0
 
@@ -49,16 +48,17 @@ def values_of(generation: Generation, nbytes: int) -> list[int]:
     return [hash((generation, chunk)) & 0x7FFFFFFF or 1 for chunk in range(count)]
 
 
-def tier_rows(*, disk: bool) -> list[TierRow]:
-    """A small node: twenty-four pages of memory, and sixteen of disk if it has one."""
+def tier_rows(*, pages: int, disk: bool) -> list[TierRow]:
+    """A small node: so many pages of memory, and sixteen of disk if it has one."""
+    host_bytes = pages * CHUNK_BYTES
     rows = [
         TierRow(
             tier=Tier.HOST,
-            capacity_bytes=HOST_BYTES,
+            capacity_bytes=host_bytes,
             spill=Tier.DISK if disk else None,
             own_segment_bytes=CHUNK_BYTES,
             slab_bytes=2 * CHUNK_BYTES,
-            warm_bytes=HOST_BYTES // 4,
+            warm_bytes=host_bytes // 4,
         )
     ]
     if disk:
@@ -84,6 +84,7 @@ class SimStore:
     now_s: Callable[[], float]
     lease_left_s: Callable[[], float]
     tell: Callable[[FromNode], object]
+    pages: int = 24
     disk: bool = False
     #: Asks the catalog for leave to drop; the signal fires when it has answered.
     ask_leave: Callable[[list[Generation]], Signal] = field(default=lambda _: Signal())
@@ -100,14 +101,14 @@ class SimStore:
     origins: dict[int, tuple[SimStore, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.table = Table(tier_rows(disk=self.disk))
+        self.table = Table(tier_rows(pages=self.pages, disk=self.disk))
 
     # -------------------------------------------------------------- filling
     def reserve(self, wanted: Wanted) -> Generator[Wait, bool, Filling]:
         """Make room for a copy (`Core.reserve`)."""
         while True:
             if wanted.owner:
-                check_lease(self.lease_left_s())
+                self._check_lease()
             self.table.may_reserve(wanted)
             short = self._shortfall(wanted)
             if short is None:
@@ -126,6 +127,10 @@ class SimStore:
         filling.copy.life = Life.FILLING
         filling.make_bytes = 0
         return filling
+
+    def _check_lease(self) -> None:
+        check_lease(self.lease_left_s())
+        assert self.lease_left_s() > 0.0, f"{self.name} takes bytes without a lease"
 
     def _shortfall(self, wanted: Wanted) -> budget.Shortfall | None:
         stock = self.table.tiers[wanted.tier]
@@ -167,7 +172,7 @@ class SimStore:
         """Freeze a copy, and tell the catalog (`Core.commit`)."""
         filling = self.table.filling(generation, tier)
         if filling.owner:
-            check_lease(self.lease_left_s())
+            self._check_lease()
         replica = self.table.commit(generation, tier, index=index, index_digest=digest)
         self.tell(
             ready_of(replica, tier, chunk_bytes=CHUNK_BYTES, shared_with=shared_with)

@@ -171,6 +171,26 @@ class Watch:
         )
         self.count("read")
 
+    def is_over(self, generation: Generation) -> bool:
+        """Whether the end of a version that somebody was told of was acknowledged.
+
+        A catalog that has lost rows does not know who holds what it does not know.
+        """
+        scheduler = self.world.scheduler
+        rebuilding = scheduler is None or scheduler.catalog.inventories.rebuilding
+        known = generation in self.destroyed and generation in self.committed
+        return known and not rebuilding
+
+    def read_after_its_end(self, node: SimNode, generation: Generation) -> None:
+        """No read that begins after destroy was answered finds it.
+
+        Except at a node that has lost its lease: it was not waited for.
+        """
+        self.count("read after its end")
+        assert node.lease_left_s() <= 0.0, (
+            f"{node.name} gave generation {generation} after its end was acknowledged"
+        )
+
     def copies(self, generation: Generation, *, but: NodeId = NO_NODE) -> int:
         """How many nodes that live can serve a generation."""
         return sum(

@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from random import Random
 from typing import TYPE_CHECKING, TypeAlias
 
 from tensorcast_dask.exceptions import PeerLost, TensorCastError
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from tests.kit.sim_program import SimProgram
     from tests.kit.world import World
 
-__all__ = ["index_of", "work"]
+__all__ = ["Habits", "index_of", "work"]
 
 NAMES = ("x", "y", "z")
 SIZES = (
@@ -52,25 +53,38 @@ def index_of(nbytes: int) -> tuple[bytes, str]:
     return index.encode(), index.digest()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Habits:
+    """What programs like to do, and what with."""
+
+    #: How often each call, in the order of `_CALLS`.
+    weights: tuple[int, ...]
+    #: Memory of a node, in pages.
+    pages: int
+    #: How long a chunk may take.
+    chunk_s: float
+    #: Longest rest between two calls.
+    rest_s: float
+
+    @classmethod
+    def drawn(cls, rng: Random) -> Habits:
+        """Draw some: all calls alike, or one kind above all."""
+        weights = rng.choice(tuple(_WEIGHTS.values()))
+        return cls(
+            weights=weights,
+            pages=rng.choice((12, 18, 24)),
+            chunk_s=rng.choice((0.002, 0.1, 0.5)),
+            rest_s=rng.choice((0.1, 1.0)),
+        )
+
+
 def work(program: SimProgram) -> Process:
     """Call after call, until the world wants quiet."""
     world, rng = program.world, program.world.rng
-    calls: tuple[Action, ...] = (
-        *[put] * 5,
-        *[read] * 4,
-        *[publish] * 2,
-        *[destroy] * 2,
-        *[ensure] * 3,
-        *[migrate] * 2,
-        *[release] * 2,
-        *[pin] * 1,
-        *[alias] * 2,
-        *[view] * 1,
-        *[drain] * (1 if rng.random() < 0.3 else 0),
-    )
+    weights = world.habits.weights
     while not world.quiet:
-        yield rng.choice((0.01, 0.1, 0.3, 1.0))
-        call = rng.choice(calls)
+        yield rng.choice((0.01, 0.1, 0.3, world.habits.rest_s))
+        (call,) = rng.choices(_CALLS, weights)
         yield from call(world, program)
 
 
@@ -219,6 +233,7 @@ def open_at(
         return False
     if not world.network.reaches(program.host, node.host):
         return False
+    ended_before = world.watch.is_over(generation)
     opened = Opening(node)
     world.connections += 1
     number = world.connections
@@ -230,6 +245,8 @@ def open_at(
     if not known or held is None:
         opened.close()
         return False
+    if ended_before:
+        world.watch.read_after_its_end(node, generation)
     place = node.store.memory[held.copy.tier, held.copy.segment]
     world.watch.read(node, generation, place[held.copy.offset])
     unmap = node.store.map(held.copy.segment)
@@ -413,3 +430,35 @@ def drain(world: World, program: SimProgram) -> Call:
         ),
         5.0,
     )
+
+
+def peek(world: World, program: SimProgram) -> Call:
+    """Read by generation at a node, as a handle does, without a word with the catalog."""
+    generation = world.watch.some_generation()
+    if generation:
+        node = world.node(world.holder_of(generation) or world.some_node())
+        yield from open_at(world, program, node, generation)
+
+
+_CALLS: tuple[Action, ...] = (
+    put,
+    read,
+    peek,
+    publish,
+    destroy,
+    ensure,
+    migrate,
+    release,
+    pin,
+    alias,
+    view,
+    drain,
+)
+#: By what they are good for.
+_WEIGHTS = {
+    "everything": (5, 4, 2, 2, 2, 3, 2, 2, 1, 2, 1, 1),
+    "moving": (4, 1, 1, 1, 0, 4, 8, 8, 0, 0, 0, 0),
+    "crowding": (6, 3, 1, 0, 1, 9, 1, 1, 1, 0, 0, 0),
+    "ending": (6, 2, 4, 1, 8, 3, 1, 0, 0, 0, 1, 0),
+    "naming": (3, 2, 0, 4, 2, 0, 0, 0, 4, 8, 2, 0),
+}

@@ -24,15 +24,15 @@ from tensorcast_dask.store.state.replicas import Life as CopyLife
 from tensorcast_dask.store.state.replicas import Wanted
 from tensorcast_dask.tensors import messages as m
 from tensorcast_dask.tensors.ids import Generation, NodeId
-from tests.kit import oracles
 from tests.kit.sim_faults import Faults
 from tests.kit.sim_network import Network
 from tests.kit.sim_node import SimNode
+from tests.kit.sim_oracles import check_instant, tiers_keep_their_budget
 from tests.kit.sim_program import SimProgram
 from tests.kit.sim_scheduler import SimJournal, SimScheduler
 from tests.kit.sim_timeline import Life, Process, Timeline
 from tests.kit.sim_watch import Watch
-from tests.kit.sim_workload import work
+from tests.kit.sim_workload import Habits, work
 
 if TYPE_CHECKING:
     from tests.kit.sim_network import End
@@ -56,10 +56,15 @@ class World:
         All chance.
     faults : Faults
         What goes wrong how often.
+    habits : Habits, optional
+        What programs like to do, and how small nodes are; drawn where not given.
     """
 
-    def __init__(self, rng: Random, faults: Faults) -> None:
+    def __init__(
+        self, rng: Random, faults: Faults, habits: Habits | None = None
+    ) -> None:
         self.rng, self.faults = rng, faults
+        self.habits = habits or Habits.drawn(rng)
         #: The faults that it began with.
         self.start = faults
         self.time = Timeline()
@@ -201,27 +206,10 @@ class World:
         """The catalog has absorbed an event."""
         self.steps += 1
         if self.steps % EVERY == 0:
-            oracles.check_catalog(scheduler.catalog, self.watch.told_of)
-            self.fenced_before_given_up(scheduler)
+            check_instant(self, scheduler)
 
     def _check_node(self) -> None:
-        node = self.nodes[self.steps % len(self.nodes)]
-        for tier, stock in node.store.table.tiers.items():
-            assert stock.held_bytes <= stock.row.capacity_bytes, (
-                f"{node.name} holds {stock.held_bytes} in {tier}"
-            )
-
-    def fenced_before_given_up(self, scheduler: SimScheduler) -> None:
-        """A node that the catalog has given up takes no bytes any more."""
-        for node in self.alive():
-            record = scheduler.catalog.nodes.records.get(node.node)
-            if record is None or record.live or not node.greeted:
-                continue
-            if node.seen_epoch == scheduler.catalog.epoch:
-                left_s = node.lease_left_s()
-                assert left_s <= 0.0 or node.ended or record.draining, (
-                    f"{node.name} was given up with {left_s} s of its lease left"
-                )
+        tiers_keep_their_budget(self.nodes[self.steps % len(self.nodes)])
 
     # -------------------------------------------------------------- faults
     def _chaos(self) -> list[tuple[str, Callable[[], None]]]:

@@ -17,6 +17,7 @@ from tensorcast_dask.scheduler_plugin.state.changes import Changes
 from tensorcast_dask.scheduler_plugin.state.creations import Creations
 from tensorcast_dask.scheduler_plugin.state.endings import Endings
 from tensorcast_dask.scheduler_plugin.state.events import (
+    DOUBT_S,
     Asked,
     CatalogSettings,
     Event,
@@ -144,6 +145,8 @@ class Catalog:
         self.nodes.on_lapse = self._lapsed
         self.pins.on_change = self.replicas.remark
         self.inventories.on_announced = self.creations.announced
+        self.inventories.on_withdrawn = self.creations.withdrawn
+        self.inventories.on_complete = self.creations.claimed
 
     @property
     def epoch(self) -> Epoch:
@@ -219,6 +222,9 @@ class Catalog:
             self._forget_later(node)
         if self.said:
             self.outbox.log("warning", f"recovery: {self.said}")
+        if self.nodes.records:
+            leased_s = self.settings.lease_ttl_s + DOUBT_S
+            self.nodes.unheard_until_s = self.outbox.now_s + leased_s
         if self.names.versions:
             until_s = self.outbox.now_s + self.settings.recovery_timeout_s
             self.holders.awaited_until_s = until_s

@@ -298,6 +298,19 @@ class Creations:
         self._try_commit(creation)
         return True
 
+    def withdrawn(self, record: VersionRecord, node: NodeRecord, tier: Tier) -> None:
+        """Take the news that a creation is not in a tier any more (it was spilled)."""
+        creation = self._open[record.generation]
+        if node is creation.node:
+            left = (one for one in creation.announced if one != tier)
+            creation.announced = tuple(left)
+
+    def claimed(self, node: NodeRecord) -> None:
+        """Believe what a node's whole inventory says of the creations there."""
+        for generation, creation in self._open.items():
+            if creation.node is node:
+                creation.announced = node.claimed.get(generation, ())
+
     def _try_commit(self, creation: Creation) -> None:
         if creation.announced and creation.commits:
             operations, creation.commits = creation.commits, []

@@ -5,6 +5,8 @@ Rules:
 1. A destroyed version is out of every look-up at once, and its name is free. Its holders,
    and the nodes that were just getting it, are told to drop it once the journal has the
    destroy; a node without a lease is not waited for: it drops it when it comes back.
+   After a restart a node that is not back yet may have a lease of the former life: that
+   is waited out.
 2. Destroy is answered when all those nodes have dropped it. A second one meanwhile waits
    for the same drops.
 3. Release strikes the replica from the list first, so that nobody is sent there, and
@@ -15,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Final
 
 from tensorcast_dask.exceptions import Mismatch, NotFound
 from tensorcast_dask.scheduler_plugin.state.checks import check_name, check_seconds
@@ -38,6 +41,9 @@ from tensorcast_dask.tensors.messages import (
 )
 
 __all__ = ["Ending", "Endings"]
+
+#: How often it is looked whether a node is back after a restart.
+_LOOK_S: Final = 0.1
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -71,6 +77,7 @@ class Endings:
         self._inventories = inventories
         self._pins = ground.pins
         self._tasks = ground.tasks
+        self._timers = ground.timers
         self._moves = moves
         self._creations = creations
         self._operations = ground.operations
@@ -109,13 +116,24 @@ class Endings:
         durable = bool(ended)
         value = Destroyed(versions=versions)
         if not waited:
-            after = self._outbox.pending(ask.generation or ask.id)
-            self._operations.give(caller, value, after=after)
+            operation = self._operations.open(caller, "destroy", None, deadline_s)
+            self._when_heard(operation, ask)
             return
         operation = self._operations.open(
             caller, "destroy", waited[0].record, deadline_s
         )
         self._wait(operation, waited, value, durable=durable)
+
+    def _when_heard(self, operation: Operation, ask: Destroy) -> None:
+        """Answer when nothing is there; after a restart, once all nodes have said so."""
+        if not operation.open:
+            return
+        if self._nodes.any_unheard() or self._tasks.drops(ask.generation):
+            at_s = self._outbox.now_s + _LOOK_S
+            self._timers.at(at_s, lambda: self._when_heard(operation, ask))
+            return
+        after = self._outbox.pending(ask.generation or ask.id)
+        self._operations.finish(operation, Destroyed(versions=()), after=after)
 
     def _chosen(self, ask: Destroy) -> list[VersionRecord]:
         if ask.generation:
@@ -168,7 +186,11 @@ class Endings:
                 one_less()
 
     def _end(self, record: VersionRecord, caller: Caller) -> Ending:
-        targets = {name: self._nodes.records[name] for name in record.holders}
+        targets = {
+            node.node: node
+            for node in self._nodes.records.values()
+            if node.node in record.holders or self._leaving.has(record, node)
+        }
         self._pins.remove(record.generation)
         self._replicas.erase(record)
         for node in self._moves.record_gone(record):
@@ -193,14 +215,21 @@ class Endings:
 
     def _drop(self, ending: Ending) -> None:
         for node in list(ending.nodes.values()):
-            self._tasks.drop(
-                node,
-                ending.record.generation,
-                why="destroyed",
-                final=True,
-                on_end=self._on_dropped(ending, node),
-            )
+            self._drop_at(ending, node)
         self._look(ending)
+
+    def _drop_at(self, ending: Ending, node: NodeRecord) -> None:
+        if self._nodes.may_be_leased(node):
+            at_s = self._outbox.now_s + _LOOK_S
+            self._timers.at(at_s, lambda: self._drop_at(ending, node))
+            return
+        self._tasks.drop(
+            node,
+            ending.record.generation,
+            why="destroyed",
+            final=True,
+            on_end=self._on_dropped(ending, node),
+        )
 
     def _on_dropped(
         self, ending: Ending, node: NodeRecord

@@ -31,6 +31,7 @@ from tensorcast_dask.tensors.messages import (
     ReplicaReady,
     ReplicaRecord,
     TaskDone,
+    Tier,
 )
 from tensorcast_dask.tensors.specs import Index
 
@@ -45,11 +46,17 @@ class Inventories:
     on_announced : callable
         Told of each replica of a version that is being created; says whether its writer
         put it there.
+    on_withdrawn : callable
+        Told when a node has a creation in a tier no more.
+    on_complete : callable
+        Told when a node has said all that it holds (`claimed`).
     rebuilding : bool
         The journal lost rows: unknown replicas are taken back.
     """
 
     on_announced: Callable[[VersionRecord, NodeRecord, ReplicaRecord], bool]
+    on_withdrawn: Callable[[VersionRecord, NodeRecord, Tier], None]
+    on_complete: Callable[[NodeRecord], None]
 
     def __init__(self, ground: Ground, *, rebuilding: bool) -> None:
         self._outbox = ground.outbox
@@ -79,6 +86,7 @@ class Inventories:
             return
         node.claiming = False
         self._replicas.claim_rest(node)
+        self.on_complete(node)
         for record in self._replicas.by_node.get(node.node, {}).values():
             self._holders.settle(record.generation)
         node.claimed = {}
@@ -111,6 +119,8 @@ class Inventories:
             node.label,
             message.why,
         )
+        if record.creating:
+            self.on_withdrawn(record, node, message.tier)
         self._replicas.drop_tier(record, node, message.tier)
 
     def may_drop(self, node: NodeRecord, message: MayDrop) -> None:

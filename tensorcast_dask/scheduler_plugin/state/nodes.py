@@ -62,6 +62,8 @@ class Nodes:
         self._timers = timers
         self.lease_ttl_s = lease_ttl_s
         self.records: dict[NodeId, NodeRecord] = {}
+        #: When leases of the scheduler's former life have ended, whoever had them.
+        self.unheard_until_s = 0.0
         self._by_link: dict[int, NodeRecord] = {}
 
     # ------------------------------------------------------------ look-ups
@@ -103,6 +105,18 @@ class Nodes:
                 lease_left_s=max(node.lease_until_s - now_s, 0.0),
             )
             for node in sorted(live, key=lambda node: (node.card.name, node.node))
+        )
+
+    def may_be_leased(self, record: NodeRecord) -> bool:
+        """Whether a node that is not back yet may serve under an earlier life's lease."""
+        unheard = not record.live and not record.lease_until_s
+        return unheard and self._outbox.now_s < self.unheard_until_s
+
+    def any_unheard(self) -> bool:
+        """Whether a node may hold what this catalog does not know yet."""
+        return any(
+            self.may_be_leased(one) or (one.live and one.claiming)
+            for one in self.records.values()
         )
 
     # ------------------------------------------------------------ life

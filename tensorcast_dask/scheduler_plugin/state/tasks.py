@@ -105,6 +105,13 @@ class Tasks:
 
         self.start(node, make, on_end if on_end is not None else _ignore)
 
+    def drops(self, generation: Generation) -> bool:
+        """Whether a node is still dropping a generation."""
+        return any(
+            isinstance(one.order, DoDrop) and one.order.generation == generation
+            for one in self._open.values()
+        )
+
     def progress(self, node: NodeRecord, message: TaskProgress) -> None:
         """Take note of how far an order is."""
         task = self._open.get(message.task)

@@ -288,3 +288,38 @@ def test_a_registration_of_a_dead_process_frees_its_name() -> None:
     owner.lose_link()
     d.pass_time(7.0)
     assert p.put("x").version == info.version + 1
+
+
+def test_a_creation_that_was_spilled_before_its_commit_lies_where_it_lies() -> None:
+    d = Desk()
+    a = d.node("a")
+    p = d.program()
+    created = p.create("x")
+    p.fill("x", created)
+    host = a.held[created.generation]
+    disk = msgspec.structs.replace(host, tier=m.Tier.DISK)
+    a.say(m.ReplicaReady(record=disk))
+    gone = m.ReplicaDropped(
+        generation=created.generation, tier=m.Tier.HOST, why="spilled"
+    )
+    a.say(gone)
+    ask = m.CommitCreated(rid=p.rid(), generation=created.generation, deadline_s=9.0)
+    p.call(ask, m.ArtifactInfo)
+    record = d.catalog.names.versions[created.generation]
+    assert record.holders[a.node].tiers == (m.Tier.DISK,)
+
+
+def test_a_creation_is_where_its_nodes_last_inventory_has_it() -> None:
+    d = Desk()
+    a = d.node("a")
+    p = d.program()
+    created = p.create("x")
+    p.fill("x", created)
+    host = a.held[created.generation]
+    a.lose_link()
+    a.held[created.generation] = msgspec.structs.replace(host, tier=m.Tier.DISK)
+    a.join()
+    ask = m.CommitCreated(rid=p.rid(), generation=created.generation, deadline_s=9.0)
+    p.call(ask, m.ArtifactInfo)
+    record = d.catalog.names.versions[created.generation]
+    assert record.holders[a.node].tiers == (m.Tier.DISK,)

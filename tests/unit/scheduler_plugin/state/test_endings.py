@@ -247,3 +247,57 @@ def test_a_released_replica_is_no_copy_again_before_its_node_has_dropped_it() ->
     d.flush()
     assert p.answered(rid)
     assert p.locate(info.generation) == [b.node]
+
+
+@pytest.mark.parametrize("back", [False, True])
+def test_destroy_after_a_restart_waits_for_leases_of_the_former_life(
+    back: bool,
+) -> None:
+    d, a, _, p = desk()
+    info = p.put("x", node=a.node)
+    d = d.restart()
+    p.open(settled=p.count)
+    rid = p.ask(destroy(p, "x"))
+    d.pass_time(4.0, renewing=False)
+    assert not p.answered(rid), "the node may still serve it"
+    if back:
+        a.join()
+        d.pass_time(0.2)
+        assert info.generation not in a.held
+    else:
+        d.pass_time(1.5, renewing=False)
+    assert p.result(rid, m.Destroyed).versions == (1,)
+
+
+def test_destroy_waits_for_copies_that_were_on_their_way_out() -> None:
+    d, a, _, p = desk()
+    info = p.put("x", replicas=2)
+    a.obedient = False
+    p.ask(release(p, info.generation, a.node))
+    d.flush()
+    rid = p.ask(destroy(p, "x"))
+    d.flush()
+    assert not p.answered(rid), "node a still has it"
+    a.obey_all()
+    d.flush()
+    assert p.result(rid, m.Destroyed).versions == (1,)
+
+
+def test_a_destroy_repeated_after_a_restart_waits_for_the_nodes_again() -> None:
+    d, a, _, p = desk()
+    info = p.put("x", node=a.node)
+    a.obedient = False
+    rid = p.rid()
+    ask = m.Destroy(rid=rid, id=ArtifactId("x"), generation=info.generation)
+    p.ask(ask)
+    d.flush()
+    d = d.restart()
+    p.open(settled=p.count)
+    p.ask(ask)
+    d.nodes[NodeId("b")].join()
+    a.join()
+    d.pass_time(0.5)
+    assert not p.answered(rid), "node a still has it"
+    a.obey_all()
+    d.pass_time(0.5)
+    assert isinstance(p.answers[rid], m.Destroyed)
