@@ -43,9 +43,12 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
 
 
 @pytest.fixture
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Commands:
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
     """Commands on a machine without a cluster."""
-    return Commands(tmp_path_factory.mktemp("c"))
+    tensorcast = Commands(tmp_path_factory.mktemp("c"))
+    yield tensorcast
+    for card in stores_in(tensorcast.run_dir):  # of a test that failed
+        os.kill(card.pid, signal.SIGTERM)
 
 
 @pytest.fixture
