@@ -83,6 +83,7 @@ class SimNode:
             pages=self.world.habits.pages,
             ask_leave=self._ask_leave,
             giving_up=self._giving_up,
+            unsummed=self._unsummed,
         )
         self.jobs = SimJobs(self)
         self.card = m.NodeCard(
@@ -281,6 +282,10 @@ class SimNode:
         else:
             answered.fire()
         return answered
+
+    def _unsummed(self, generation: Generation, tier: m.Tier) -> None:
+        wait_s = self.world.rng.choice((0.01, 0.1, 1.0))
+        self.after(wait_s, lambda: self.store.sum(generation, tier))
 
     def _giving_up(
         self, generation: Generation, tier: m.Tier | None, final: bool

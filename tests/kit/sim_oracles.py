@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tests.kit.sim_scheduler import SimScheduler
     from tests.kit.world import World
 
-__all__ = ["check_instant", "tiers_keep_their_budget"]
+__all__ = ["check_instant"]
 
 
 def check_instant(world: World, scheduler: SimScheduler) -> None:
@@ -24,6 +24,7 @@ def check_instant(world: World, scheduler: SimScheduler) -> None:
     oracles.check_catalog(scheduler.catalog, world.watch.told_of)
     creations_belong_to_sessions(scheduler)
     for node in world.alive():
+        tiers_keep_their_budget(node)
         fenced_before_given_up(node, scheduler)
         nothing_listed_is_about_to_go(node, scheduler)
 

@@ -146,8 +146,12 @@ class SimProgram:
         self.world.watch.asked(self, request)
         if self.comm is not None and self.greeted:
             self.comm.send(request, times=self.world.network.twice())
+        asked_s = self.world.time.now_s
         if not (yield asking.answered, deadline_s + GRACE_S):
             self.pending.pop(request.rid, None)
+            assert self.world.disturbed_until_s > asked_s, (
+                f"nothing was in the way, and yet no answer came in time to {request}"
+            )
             if self.comm is not None and self.greeted:
                 self.comm.send(m.CancelAsked(rid=self.rid(), asked=request.rid))
             return SILENT

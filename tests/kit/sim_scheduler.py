@@ -85,10 +85,17 @@ class SimJournal:
     woken: Signal = field(default_factory=Signal)
     #: Whether each generation that was ever on disk was published there.
     ever: dict[Generation, bool] = field(default_factory=dict)
+    #: Requests whose change of an alias, or pin, is on its way to the disk, by batch.
+    caused: dict[int, str] = field(default_factory=dict)
+    #: Those whose change is on disk.
+    done: dict[str, None] = field(default_factory=dict)
     _decoder: ClassVar = msgspec.msgpack.Decoder(VersionRow)
 
-    def submit(self, batch: Persist) -> None:
-        """Queue a batch."""
+    def submit(self, batch: Persist, cause: str) -> None:
+        """Queue a batch; `cause` is the request that was being handled."""
+        for row in batch.rows if cause else ():
+            if row.kind in ("alias", "pin") and row.blob is not None:
+                self.caused[batch.seq] = cause
         self.queue.append(batch)
         self.woken.fire()
 
@@ -117,6 +124,10 @@ class SimJournal:
         group, self.writing = self.writing, ()
         for batch in group:
             self._note(batch)
+            cause = self.caused.pop(batch.seq, "")
+            assert cause not in self.done, f"request {cause} took effect twice"
+            if cause:
+                self.done[cause] = None
             self.rows.extend(batch.rows)
             for one in batch.issued:
                 known = self.issued.get(one.digest, 0)
@@ -137,6 +148,7 @@ class SimJournal:
         if self.writing and self.world.rng.random() < 0.5:
             self._sync()
         self.writing, self.queue = (), deque()
+        self.caused.clear()
         self.checkpoints.append(len(self.rows))
 
     def start(self, loss: str = "") -> Recovered:
@@ -151,6 +163,7 @@ class SimJournal:
             self.epoch += 1000  # it begins with the minutes of the calendar
         if loss:
             self.checkpoints.clear()
+            self.done.clear()
         self.epoch += 1
         return Recovered(
             cluster=ClusterId("c1"),
@@ -175,6 +188,8 @@ class SimScheduler:
         self.by_session: dict[SessionId, int] = {}
         self.numbers = 0
         self.alarm = 0
+        #: The request that is being handled, "" otherwise.
+        self.cause = ""
         #: The loop does nothing before.
         self.busy_until_s = 0.0
         self.events: deque[Event] = deque()
@@ -198,6 +213,7 @@ class SimScheduler:
         """Have the catalog absorb an event, and carry out what it says."""
         if isinstance(event, SessionOpened):
             self.by_session[event.opening.session] = event.connection
+        self.cause = event.request.rid if isinstance(event, Asked) else ""
         self._handle(event)
         self.world.stepped(self)
 
@@ -267,7 +283,7 @@ class SimScheduler:
             case EndSession(connection=connection):
                 _close(self.sessions.pop(connection, None))
             case Persist():
-                self.world.journal.submit(instruction)
+                self.world.journal.submit(instruction, self.cause)
             case WakeAt(at_s=at_s):
                 self._wake_at(at_s)
             case Log():

@@ -30,6 +30,7 @@ from tensorcast_dask.store.state.replicas import (
 )
 from tensorcast_dask.store.state.table import Table
 from tensorcast_dask.store.state.tiers import TierRow
+from tensorcast_dask.tensors.checksums import encode_sums
 from tensorcast_dask.tensors.ids import Generation, NodeId
 from tensorcast_dask.tensors.messages import FromNode, ReplicaDropped, Tier, TierUse
 from tests.kit.sim_faults import Faults
@@ -92,6 +93,8 @@ class SimStore:
     giving_up: Callable[[Generation, Tier | None, bool], None] = field(
         default=lambda *_: None
     )
+    #: Told of each copy that was committed without chunk sums.
+    unsummed: Callable[[Generation, Tier], None] = field(default=lambda *_: None)
     memory: dict[tuple[Tier, int], dict[int, list[int]]] = field(default_factory=dict)
     #: How many outside this process map a segment.
     maps: dict[int, int] = field(default_factory=dict)
@@ -120,6 +123,10 @@ class SimStore:
             if not relieved:
                 self._refuse(wanted, short)
         filling = self.table.reserve(wanted)
+        stock = self.table.tiers[wanted.tier]
+        assert stock.held_bytes <= stock.row.capacity_bytes, (
+            f"{self.name} holds {stock.held_bytes} in {wanted.tier}"
+        )
         if self._unlucky(self.faults.out_of_room) and not wanted.shared:
             self.abort(wanted.generation, wanted.tier)
             message = f"{self.name}: the machine gave no pages"
@@ -177,7 +184,18 @@ class SimStore:
         self.tell(
             ready_of(replica, tier, chunk_bytes=CHUNK_BYTES, shared_with=shared_with)
         )
+        if not replica.sums:
+            self.unsummed(generation, tier)
         return replica
+
+    def sum(self, generation: Generation, tier: Tier) -> None:
+        """Compute the chunk sums of a copy, and announce it again (`store.sums`)."""
+        replica = self.table.replicas.get(generation)
+        copy = None if replica is None else replica.copy(tier)
+        if replica is None or copy is None or copy.life is not Life.COMMITTED:
+            return
+        replica.sums = encode_sums(self.look(copy))
+        self.tell(ready_of(replica, tier, chunk_bytes=CHUNK_BYTES))
 
     def abort(self, generation: Generation, tier: Tier) -> None:
         """Take a reservation back; one that was committed stays."""

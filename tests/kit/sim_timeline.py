@@ -89,8 +89,6 @@ class Timeline:
         self.trace: deque[tuple[float, str, object]] = deque(maxlen=400)
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
-        #: Asked after every act.
-        self.after_each: Callable[[], None] = _nothing
 
     def note(self, who: str, what: object) -> None:
         """Add a line to the trace; it is formatted only if it is ever printed."""
@@ -117,23 +115,22 @@ class Timeline:
         while self._queue and self._queue[0][0] <= until_s:
             self.now_s, _, act = heapq.heappop(self._queue)
             act()
-            self.after_each()
         self.now_s = until_s
 
     # -------------------------------------------------------------- processes
     def spawn(self, life: Life, process: Process) -> Signal:
         """Run a process; the signal fires when it has ended."""
         ended = Signal()
-        self._resume(life, process, ended, value=False)
+        self._resume(life, process, ended, value=None)
         return ended
 
     def _resume(
-        self, life: Life, process: Process, ended: Signal, *, value: bool
+        self, life: Life, process: Process, ended: Signal, *, value: bool | None
     ) -> None:
         if not life.alive:
             return
         try:
-            wait = process.send(value) if value else next(process)
+            wait = next(process) if value is None else process.send(value)
         except StopIteration:
             ended.fire()
             return
@@ -166,7 +163,3 @@ class Timeline:
         signal.waiting.append(lambda: self.after(0.0, lambda: wake(True)))
         if patience_s is not None:
             self.after(patience_s, lambda: wake(False))
-
-
-def _nothing() -> None:
-    """Ask nothing."""

@@ -25,9 +25,9 @@ from tensorcast_dask.store.state.replicas import Wanted
 from tensorcast_dask.tensors import messages as m
 from tensorcast_dask.tensors.ids import Generation, NodeId
 from tests.kit.sim_faults import Faults
-from tests.kit.sim_network import Network
+from tests.kit.sim_network import KEEPALIVE_S, Network
 from tests.kit.sim_node import SimNode
-from tests.kit.sim_oracles import check_instant, tiers_keep_their_budget
+from tests.kit.sim_oracles import check_instant
 from tests.kit.sim_program import SimProgram
 from tests.kit.sim_scheduler import SimJournal, SimScheduler
 from tests.kit.sim_timeline import Life, Process, Timeline
@@ -68,7 +68,6 @@ class World:
         #: The faults that it began with.
         self.start = faults
         self.time = Timeline()
-        self.time.after_each = self._check_node
         self.life = Life("world")
         self.network = Network(self.time, rng, faults)
         self.watch = Watch(self)
@@ -77,6 +76,8 @@ class World:
         self.programs: list[SimProgram] = []
         self.connections = 0
         self.quiet = False
+        #: Until when programs and the scheduler could not talk freely.
+        self.disturbed_until_s = self.time.now_s + 2.0
         self.steps = 0
         self.scheduler: SimScheduler | None = None
         self._start_scheduler("")
@@ -105,7 +106,7 @@ class World:
         self.time.run(self.time.now_s + 5.0)
         if self.scheduler is None:
             self._start_scheduler("")
-        self.time.run(self.time.now_s + 40.0)
+        self.time.run(self.time.now_s + 25.0)
 
     def unlucky(self, chance: float) -> bool:
         """Draw whether something goes wrong."""
@@ -208,9 +209,6 @@ class World:
         if self.steps % EVERY == 0:
             check_instant(self, scheduler)
 
-    def _check_node(self) -> None:
-        tiers_keep_their_budget(self.nodes[self.steps % len(self.nodes)])
-
     # -------------------------------------------------------------- faults
     def _chaos(self) -> list[tuple[str, Callable[[], None]]]:
         return [
@@ -236,9 +234,16 @@ class World:
             act()
 
     def _silence_s(self) -> float:
-        return self.rng.choice((0.2, 1.0, 4.0, self.faults.silence_s))
+        seconds = self.rng.choice((0.2, 1.0, 4.0, self.faults.silence_s))
+        self._disturbed(seconds + KEEPALIVE_S)
+        return seconds
+
+    def _disturbed(self, seconds: float) -> None:
+        until_s = self.time.now_s + seconds
+        self.disturbed_until_s = max(self.disturbed_until_s, until_s)
 
     def _drop_link(self) -> None:
+        self._disturbed(2.0)
         open_ones = [c for c in self.network.connections if not c.broken]
         if open_ones:
             self.network.break_one(self.rng.choice(open_ones))
@@ -321,6 +326,7 @@ class World:
     def _restart(self) -> None:
         if self.scheduler is None:
             return
+        self._disturbed(6.0)
         self.scheduler.die()
         self.scheduler = None
         loss = ""
@@ -339,6 +345,7 @@ class World:
     def _busy(self) -> None:
         if self.scheduler is not None:
             seconds = self.rng.choice((0.1, 1.0, 4.0))
+            self._disturbed(seconds)
             self.scheduler.busy_until_s = self.time.now_s + seconds
 
     def _kill_program(self) -> None:
