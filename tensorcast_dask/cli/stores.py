@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import select
 import signal
+import sys
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -81,7 +82,31 @@ def store(
     settings = Settings.read(own.arguments())
     name = cluster or settings.cluster or _address(scheduler or running_address())
     told = _settings(settings, name)
-    card = launch.start(told, timeout_s=settings.start_timeout_s, own=own.fixed())
+    if detach:
+        _show(_start(settings, told, own), told, as_json=as_json)
+        return
+    with interruptible():  # from before the start: no signal falls between
+        card = _start(settings, told, own)
+        watch = hosts.PidWatch(card.pid, card.pid_start)
+        try:
+            _show(card, told, as_json=as_json)
+            while not watch.is_gone():
+                _wait(watch, None)
+        except BaseException as error:
+            _end(card, watch)
+            if not isinstance(error, KeyboardInterrupt):
+                raise
+        finally:
+            watch.close()
+    success("the store ended")
+
+
+def _start(settings: Settings, told: StoreSettings, own: Own) -> NodeCard:
+    return launch.start(told, timeout_s=settings.start_timeout_s, own=own.fixed())
+
+
+def _show(card: NodeCard, told: StoreSettings, *, as_json: bool) -> None:
+    name = told.cluster_name
     facts = {
         "node": card.node,
         "pid": card.pid,
@@ -95,8 +120,7 @@ def store(
         click.echo(f"store      {card.node}\npid        {card.pid}\ncluster    {name}")
         budget = human_bytes(told.host_memory_bytes)
         success(f"up to {budget}; it waits for a worker of this cluster and host")
-    if not detach:
-        _attend(card)
+    sys.stdout.flush()
 
 
 def _address(address: str | None) -> str:
@@ -127,25 +151,14 @@ def _settings(settings: Settings, cluster: str) -> StoreSettings:
     )
 
 
-def _attend(card: NodeCard) -> None:
-    """Wait for the store's end; pass a signal to end on to it (rule 3)."""
-    watch = hosts.PidWatch(card.pid, card.pid_start)
-    try:
-        with interruptible():
-            while not watch.is_gone():
-                _wait(watch, None)
-    except KeyboardInterrupt:
-        if not watch.is_gone():
-            os.kill(card.pid, signal.SIGTERM)
-            _wait(watch, _STOP_S)
-        if not watch.is_gone():
-            message = f"store {card.pid} does not end; kill it by hand"
-            raise PeerLost(message) from None
-        success("the store ended")
-        return
-    finally:
-        watch.close()
-    success("the store ended by itself")
+def _end(card: NodeCard, watch: hosts.PidWatch) -> None:
+    """Pass a signal to end on to the store (rule 3)."""
+    if not watch.is_gone():
+        os.kill(card.pid, signal.SIGTERM)
+        _wait(watch, _STOP_S)
+    if not watch.is_gone():
+        message = f"store {card.pid} does not end; kill it by hand"
+        raise PeerLost(message)
 
 
 def _wait(watch: hosts.PidWatch, within_s: float | None) -> None:

@@ -128,7 +128,11 @@ def start(
     with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
         pipe.write(encode(told))
     _reap(process)
-    return _await_card(process, folder, timeout_s)
+    try:
+        return _await_card(process, folder, timeout_s)
+    except BaseException:  # also an interrupt: nobody else knows of it yet
+        process.kill()
+        raise
 
 
 def _environment() -> dict[str, str]:
@@ -155,7 +159,6 @@ def _await_card(
         if process.returncode is not None:
             break
         time.sleep(_POLL_S)
-    process.kill()
     message = f"the store did not come up within {timeout_s:g} s; its log ends: {_log(folder)}"
     raise PeerLost(message)
 
