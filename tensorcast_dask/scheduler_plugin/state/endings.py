@@ -189,7 +189,9 @@ class Endings:
         targets = {
             node.node: node
             for node in self._nodes.records.values()
-            if node.node in record.holders or self._leaving.has(record, node)
+            if node.node in record.holders
+            or self._leaving.has(record, node)
+            or self._tasks.is_stopping(node.node, record.generation)
         }
         self._pins.remove(record.generation)
         self._replicas.erase(record)

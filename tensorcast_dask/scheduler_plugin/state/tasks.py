@@ -60,6 +60,8 @@ class Tasks:
         self._count = 0
         self._open: dict[int, Task] = {}
         self._by_node: dict[NodeId, dict[int, Task]] = {}
+        #: Cancelled, and the node has not said yet how it ended: it may have been done.
+        self._stopping: dict[int, tuple[NodeId, Generation]] = {}
 
     def __len__(self) -> int:
         return len(self._open)
@@ -105,6 +107,15 @@ class Tasks:
 
         self.start(node, make, on_end if on_end is not None else _ignore)
 
+    def is_stopping(self, node: NodeId, generation: Generation) -> bool:
+        """Whether a cancelled order may still bring a generation to a node."""
+        return (node, generation) in self._stopping.values()
+
+    def _stopped(self, node: NodeRecord) -> None:
+        for number, (name, _) in list(self._stopping.items()):
+            if name == node.node:
+                del self._stopping[number]
+
     def drops(self, generation: Generation) -> bool:
         """Whether a node is still dropping a generation."""
         return any(
@@ -122,6 +133,7 @@ class Tasks:
     def done(self, node: NodeRecord, message: TaskDone) -> None:
         """End an order; thank the node in any case."""
         self._outbox.send(node.link, TaskSeen(task=message.task))
+        self._stopping.pop(message.task, None)
         task = self._open.get(message.task)
         if task is not None and task.node == node.node:
             self._close(task)
@@ -132,15 +144,21 @@ class Tasks:
         if task.number in self._open:
             self._close(task)
             if node is not None:
+                self._stopping[task.number] = node.node, task.order.generation
                 self._outbox.send(node.link, DoCancel(task=task.number))
 
     def again(self, node: NodeRecord) -> None:
-        """Repeat the open orders of a node that is back."""
+        """Repeat the open orders of a node that is back, and what was cancelled."""
+        for number, (name, _) in self._stopping.items():
+            if name == node.node:
+                self._outbox.send(node.link, DoCancel(task=number))
+        self._stopped(node)
         for task in self._by_node.get(node.node, {}).values():
             self._outbox.send(node.link, task.order)
 
     def lapsed(self, node: NodeRecord) -> None:
         """End the orders of a node whose lease is over."""
+        self._stopped(node)
         for task in list(self._by_node.get(node.node, {}).values()):
             self._close(task)
             message = f"node {node.label} is gone: its lease has lapsed"

@@ -301,3 +301,21 @@ def test_a_destroy_repeated_after_a_restart_waits_for_the_nodes_again() -> None:
     a.obey_all()
     d.pass_time(0.5)
     assert isinstance(p.answers[rid], m.Destroyed)
+
+
+def test_destroy_waits_for_a_node_whose_cancelled_pull_may_have_been_done() -> None:
+    d, a, b, p = desk()
+    info = p.put("x", node=a.node)
+    b.obedient = False
+    ensure = m.Ensure(
+        rid=p.rid(), generation=info.generation, node=b.node, deadline_s=0.5
+    )
+    p.ask(ensure)
+    d.pass_time(1.0)
+    assert p.answered(ensure.rid), "the deadline has cancelled the pull"
+    rid = p.ask(destroy(p, "x"))
+    d.flush()
+    assert not p.answered(rid)
+    b.obey_all()
+    d.flush()
+    assert p.result(rid, m.Destroyed).versions == (1,)
