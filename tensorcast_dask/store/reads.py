@@ -48,6 +48,8 @@ __all__ = ["Reads"]
 
 _BORROWED: Final = "borrowed"
 _RANGE: Final = struct.Struct("<QQ")
+#: Ranges of less, on average, are copied together before they are sent.
+_SHORT_BYTES: Final = 4096
 
 
 class Reads:
@@ -239,10 +241,15 @@ class Reads:
 
 
 def _cut(whole: memoryview, ranges: bytes) -> list[memoryview]:
-    parts = []
-    for offset, length in _RANGE.iter_unpack(ranges):
+    """Give the ranges; many short ones gathered, since each view costs more than its bytes."""
+    pairs = list(_RANGE.iter_unpack(ranges))
+    for offset, length in pairs:
         if offset + length > whole.nbytes:
             message = f"bytes {offset} to {offset + length} are not in a segment of {whole.nbytes}"
             raise InvalidArgument(message)
-        parts.append(whole[offset : offset + length])
-    return parts
+    if sum(length for _, length in pairs) >= _SHORT_BYTES * len(pairs):
+        return [whole[offset : offset + length] for offset, length in pairs]
+    gathered = bytearray()
+    for offset, length in pairs:
+        gathered += whole[offset : offset + length]
+    return [memoryview(gathered)]

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import struct
 from itertools import islice, product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -25,7 +25,19 @@ if TYPE_CHECKING:
 
     from tensorcast_dask.tensors.specs import Shape
 
-__all__ = ["Box", "Runs", "box_runs", "c_strides", "intersect", "relative", "whole"]
+__all__ = [
+    "MOST_RUNS",
+    "Box",
+    "Runs",
+    "box_runs",
+    "c_strides",
+    "intersect",
+    "relative",
+    "whole",
+]
+
+#: Runs of one request: answering it takes a store some milliseconds, not seconds.
+MOST_RUNS: Final = 1 << 14
 
 #: One range an axis.
 Box = tuple[range, ...]
@@ -163,8 +175,9 @@ class Runs(msgspec.Struct, frozen=True):
     def batches(self, max_bytes: int) -> Iterator[tuple[int, bytes]]:
         """Cut the runs into requests.
 
-        Each is the number of bytes that it asks for, at most `max_bytes`, and the runs as
-        little-endian u64 pairs (offset, length). A run that is longer is cut.
+        Each is the number of bytes that it asks for, at most `max_bytes`, and at most
+        `MOST_RUNS` runs as little-endian u64 pairs (offset, length). A run that is longer
+        is cut.
 
         Raises
         ------
@@ -181,7 +194,7 @@ class Runs(msgspec.Struct, frozen=True):
                     yield n, struct.pack("<2Q", at, n)
             return
         offsets = self.offsets()
-        each = max_bytes // self.run_bytes if self.run_bytes else 1
+        each = min(max_bytes // max(self.run_bytes, 1), MOST_RUNS)
         while batch := list(islice(offsets, each)):
             pairs = [self.run_bytes] * (2 * len(batch))
             pairs[::2] = batch

@@ -56,6 +56,8 @@ def idle_state(session: Any) -> dict[str, Any]:
         if "error" in told:
             stores[node] = told
             continue
+        if "tiers" not in told:
+            continue  # a process that lends memory: it is a node until its session ends
         stores[node] = {
             "busy": told["busy"],
             "generations": told["generations"],

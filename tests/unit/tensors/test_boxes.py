@@ -6,6 +6,7 @@ import pytest
 
 from tensorcast_dask.exceptions import InvalidArgument
 from tensorcast_dask.tensors.boxes import (
+    MOST_RUNS,
     Box,
     Runs,
     box_runs,
@@ -151,3 +152,8 @@ def test_no_runs_are_no_requests() -> None:
 def test_a_request_of_no_bytes_is_refused() -> None:
     with pytest.raises(InvalidArgument):
         list(Runs(0, 8).batches(0))
+
+
+def test_a_request_asks_for_no_more_runs_than_are_answered_in_a_moment() -> None:
+    batches = list(Runs(0, 1, (2 * MOST_RUNS + 1,), (3,)).batches(1 << 30))
+    assert [nbytes for nbytes, _ in batches] == [MOST_RUNS, MOST_RUNS, 1]
