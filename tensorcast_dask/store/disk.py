@@ -26,11 +26,12 @@ from tensorcast_dask.exceptions import (
     CorruptFile,
     FileChanged,
     Gone,
+    Incomplete,
     TensorCastError,
 )
 from tensorcast_dask.store.core import now_s
 from tensorcast_dask.store.records import digest_of_index
-from tensorcast_dask.store.state.replicas import Wanted
+from tensorcast_dask.store.state.replicas import Life, Wanted
 from tensorcast_dask.tensors.checksums import encode_sums
 from tensorcast_dask.tensors.messages import Tier, Wire, decode, encode
 from tensorcast_dask.tensors.specs import Index
@@ -180,12 +181,21 @@ class Disk:
             When the disk has no room.
         NotFound, Gone
             When it is not in memory (any more).
+        Incomplete
+            When the copy on the disk is not complete, or is being dropped.
         """
         core = self._core
         with core.reading(generation, Tier.HOST) as held:
             replica = held.replica
-            if replica.copy(Tier.DISK) is not None:
+            there = replica.copy(Tier.DISK)
+            if there is not None and there.life is Life.COMMITTED:
                 return
+            if there is not None:  # not yet, or not for long: memory must not go for it
+                message = (
+                    f"generation {generation} is being written to, or dropped from, the "
+                    "disk; try again in a moment"
+                )
+                raise Incomplete(message)
             wanted = _wanted(replica, Tier.DISK, now_s() + _WRITE_S)
             filling = core.reserve(wanted, until_s=now_s())
             try:

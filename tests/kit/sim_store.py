@@ -16,7 +16,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from random import Random
 
-from tensorcast_dask.exceptions import CapacityError, TensorCastError
+from tensorcast_dask.exceptions import CapacityError, Incomplete, TensorCastError
 from tensorcast_dask.store.records import NO_NODE, ready_of
 from tensorcast_dask.store.state import budget, eviction
 from tensorcast_dask.store.state.leases import check_lease
@@ -349,8 +349,12 @@ class SimStore:
         """Put a copy of a replica in memory on the disk."""
         held = self.acquire(generation, Tier.HOST)
         try:
-            if held.replica.copy(Tier.DISK) is None:
+            there = held.replica.copy(Tier.DISK)
+            if there is None:
                 yield from self._copy(held, Tier.DISK)
+            elif there.life is not Life.COMMITTED:
+                message = f"{generation} is being written to, or dropped from, the disk"
+                raise Incomplete(message)
         finally:
             self.release(held)
 
