@@ -230,6 +230,9 @@ async def _open(
         asynchronous=asynchronous,
     )
 
+    # A first read finds its connection made; nobody waits for this.
+    loop.asyncio_loop.run_in_executor(None, stores.get_ready)  # type: ignore[attr-defined]
+
     async def close() -> None:
         forget(session)
         await core.in_thread(core.end_lending)

@@ -2,7 +2,8 @@
 
 The order in which bytes are looked for:
 
-1. the node of this host where the generation was last found: no word with the catalog;
+1. the node of this host where the generation was last found, else the few nodes of this
+   host one after the other: no word with the catalog;
 2. any node of this host that the catalog lists;
 3. a node of this host that is told to get it (`Ensure`), then 2: the next reader maps;
 4. where no node is on this host: chunks from any holder into this process's own memory.
@@ -27,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tensorcast_dask.api import moves, names
 from tensorcast_dask.api.artifact import spec_dict
 from tensorcast_dask.api.core import Operation
+from tensorcast_dask.api.deadlines import Deadline, deadline
 from tensorcast_dask.api.fetching import fetch
 from tensorcast_dask.dataplane import arrays, memory
 from tensorcast_dask.dataplane.maps import PrivateMap
@@ -67,7 +69,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tensorcast_dask.api.core import Core
-    from tensorcast_dask.api.deadlines import Deadline
 
 __all__ = [
     "Found",
@@ -80,6 +81,9 @@ __all__ = [
     "view",
 ]
 
+#: How many nodes of this host are asked before the catalog, and how long each.
+_TRIED: Final = 4
+_LOOK_S: Final = 1.0
 _UNREACHED: Final = (PeerLost, WrongPeer)
 #: How long a reader rests before it asks the catalog again where the holders are.
 _FIRST_PAUSE_S: Final = 0.005
@@ -117,15 +121,24 @@ def _open_at(core: Core, card: NodeCard, info: ArtifactInfo, limit: Deadline) ->
 
 
 def _open_here(core: Core, info: ArtifactInfo, limit: Deadline) -> Found | None:
-    """Step 1: where it was last found, if that is on this host."""
+    """Take step 1; None when no node of this host has it at hand."""
     card = core.stores.place(info.generation)
-    if card is None or card.host != core.host:
+    if card is not None and card.host == core.host:
+        try:
+            return _open_at(core, card, info, limit)
+        except (AbsentError, *_UNREACHED):
+            core.stores.forget_place(info.generation)
+    if info.owner is Owner.CALLER:
         return None
-    try:
-        return _open_at(core, card, info, limit)
-    except (AbsentError, *_UNREACHED):
-        core.stores.forget_place(info.generation)
-        return None
+    for each in core.stores.local()[:_TRIED]:
+        if each == card:
+            continue
+        try:
+            # Only a look: a node that must restore it first is found by way of the catalog.
+            return _open_at(core, each, info, deadline(min(_LOOK_S, limit.left_s())))
+        except (AbsentError, DeadlineExceeded, *_UNREACHED):
+            continue
+    return None
 
 
 async def _places(
@@ -220,16 +233,18 @@ def read(
         )
         return next(iter(made.values())) if only else made
 
-    async def slow() -> Any:
-        found = await core.in_thread(_open_here, core, info, limit)
-        return finish(found or await _find(core, info, limit))
+    async def everywhere() -> Any:
+        return finish(await _find(core, info, limit))
 
-    if not core.asynchronous:
-        # The hot path stays in the caller's thread: no hop to the event loop and back.
-        found = _open_here(core, info, limit)
-        if found is not None:
-            return finish(found)
-    return core.call(slow)
+    async def work() -> Any:
+        found = await core.in_thread(_open_here, core, info, limit)
+        return finish(found) if found is not None else await everywhere()
+
+    if core.asynchronous:
+        return core.call(work)
+    # The hot path stays in the caller's thread: no hop to the event loop and back.
+    found = _open_here(core, info, limit)
+    return finish(found) if found is not None else core.call(everywhere)
 
 
 def read_into(

@@ -11,12 +11,14 @@ Rules:
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from tensorcast_dask.dataplane.channel import ChannelPool, Credentials
+from tensorcast_dask.exceptions import TensorCastError
 from tensorcast_dask.tensors.messages import NodeCard, Role, SessionOpen
 from tensorcast_dask.tensors.specs import Index
 
@@ -112,6 +114,12 @@ class Stores:
                 if card.host == self.host and card.kind == "store"
             ]
         return sorted(cards, key=lambda card: (card.node != self.own, card.node))
+
+    def get_ready(self) -> None:
+        """Open a connection to each node of this host that can be reached now."""
+        for card in self.local():
+            with contextlib.suppress(TensorCastError), self._pool.channel(card):
+                pass
 
     def ask(
         self,
