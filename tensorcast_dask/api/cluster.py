@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import dask.config
 import distributed
+from dask.utils import parse_timedelta
 
 from tensorcast_dask.config import Settings, Tree, merged
 
 __all__ = ["LocalCluster"]
 
-_PRELOAD = "tensorcast_dask.deploy"
+_PRELOAD: Final = "tensorcast_dask.deploy"
+#: How long a worker that died may take to come back.
+_PATIENCE_S: Final = 120.0
 
 
 class LocalCluster(distributed.LocalCluster):
@@ -75,6 +78,15 @@ class LocalCluster(distributed.LocalCluster):
             }
         ):
             super().__init__(n_workers=n_workers, **kwargs)  # type: ignore[no-untyped-call]
+
+    def _update_worker_status(self, op: str, msg: Any) -> None:
+        # After `lost-worker-timeout` (15 s) Dask ends the nanny of a worker that did not
+        # come back. On a busy machine a start takes longer, and the store that waits for
+        # the worker would be let go with all it holds.
+        key = "distributed.deploy.lost-worker-timeout"
+        patience_s = max(parse_timedelta(dask.config.get(key)), _PATIENCE_S)
+        with dask.config.set({key: patience_s}):
+            super()._update_worker_status(op, msg)  # type: ignore[no-untyped-call]
 
     async def _close(self) -> None:
         await super()._close()  # type: ignore[no-untyped-call]
