@@ -209,10 +209,14 @@ def rm(id_: str, version: int | None, scheduler: str | None, as_json: bool) -> N
         with session(scheduler) as cast:
             what = id_ if version is None else cast.artifact(id_, version=version)
             ended = cast.destroy(what).result()
+            if not ended.versions:
+                message = f"there was no {id_!r} to destroy; `tensorcast ls` shows what there is"
+                raise NotFound(message)
             if as_json:
                 show_json(ended)
             else:
-                success(f"{id_}: {len(ended.versions)} versions ended")
+                numbers = ", ".join(str(number) for number in ended.versions)
+                success(f"{id_}: ended version {numbers}")
 
     run(work)
 

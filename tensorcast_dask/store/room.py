@@ -40,7 +40,7 @@ _ASK_S: Final = 2.0  # how long a put waits for the catalog's leave to drop
 _LINGER_WAIT_S: Final = 0.25
 _NO_BUDGET: Final = 1 << 62
 _SAID: Final = {
-    "budget": "its budget (tensorcast.node.host_memory, or disk_bytes)",
+    "budget": "its budget (tensorcast.node.host-memory, or node.disk-memory)",
     "cgroup": "the memory limit of its container",
     "machine": "the memory of the machine",
 }

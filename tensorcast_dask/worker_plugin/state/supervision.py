@@ -214,9 +214,10 @@ class Supervision:
             case Found(cards=cards):
                 return self._found(cards)
             case Started(card=card):
-                return self._ask(card)
+                # What was not asked for ends by itself when nobody adopts it.
+                return self._ask(card) if self.phase is Phase.STARTING else []
             case StartFailed(why=why):
-                return self._failed(f"no store could be started: {why}", now_s=now_s)
+                return self._start_failed(why, now_s=now_s)
             case Adopted(card=card):
                 return self._attend(card, now_s=now_s)
             case Refused(node=node, why=why):
@@ -254,6 +255,11 @@ class Supervision:
         self.phase = Phase.ADOPTING
         self.card = card
         return [Adopt(card=card)]
+
+    def _start_failed(self, why: str, *, now_s: float) -> list[Instruction]:
+        if self.phase is not Phase.STARTING:
+            return []
+        return self._failed(f"no store could be started: {why}", now_s=now_s)
 
     def _refused(self, node: NodeId, why: str, *, now_s: float) -> list[Instruction]:
         if (

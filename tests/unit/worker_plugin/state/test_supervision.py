@@ -66,6 +66,13 @@ def test_a_store_is_started_when_none_is_free() -> None:
     assert state.handle(Started(card=NEW), now_s=0) == [Adopt(card=NEW)]
 
 
+def test_a_start_that_nobody_asked_for_changes_nothing() -> None:
+    state = attending()
+    assert state.handle(Started(card=NEW), now_s=1) == []
+    assert state.handle(StartFailed(why="late"), now_s=1) == []
+    assert (state.phase, state.card, state.why) == (Phase.ATTENDING, A, "")
+
+
 def test_a_store_that_goes_away_is_replaced_at_once_and_reported() -> None:
     state = attending()
     report, wake = state.handle(ControlEnded(node=A.node, why="killed"), now_s=5)
