@@ -8,6 +8,7 @@ import click
 
 from tensorcast_dask.cli.options import on_cluster, pairs, session
 from tensorcast_dask.cli.output import human_bytes, run, show_json, show_table, success
+from tensorcast_dask.exceptions import NotFound
 
 __all__ = ["get", "ls", "nodes", "put", "rm", "show", "sql"]
 
