@@ -67,13 +67,28 @@ def test_a_client_installs_what_a_preload_would_have(folder: Path) -> None:
         cluster.wait_for_nodes(2, attended=2)
 
 
+def without_the_package(folder: Path) -> dict[str, str]:
+    """Environment of a process that cannot import us, though we are installed for it."""
+    hidden = folder / "hidden"
+    hidden.mkdir()
+    (hidden / "sitecustomize.py").write_text(
+        "import sys\n"
+        "class Hide:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.partition('.')[0] == 'tensorcast_dask':\n"
+        "            raise ModuleNotFoundError(f'No module named {name!r}', name=name)\n"
+        "sys.meta_path.insert(0, Hide())\n"
+    )
+    return {"PYTHONPATH": str(hidden)}
+
+
 @pytest.mark.parametrize("nanny", [True, False], ids=["nanny", "no-nanny"])
 def test_a_worker_that_cannot_load_the_plugin_computes_on_and_says_why(
     folder: Path, nanny: bool
 ) -> None:
     with Cluster(folder, SETTINGS) as cluster:
         cluster.start_scheduler()
-        cluster.start_worker(name="bare", nanny=nanny, env={"PYTHONPATH": ""})
+        cluster.start_worker(name="bare", nanny=nanny, env=without_the_package(folder))
         with Client(cluster.address) as client:
             assert client.submit(int, "1").result(timeout=30) == 1
             events = [event for _, event in client.get_events("tensorcast")]
@@ -86,7 +101,7 @@ def test_a_worker_that_cannot_load_the_plugin_computes_on_and_says_why(
 
 def test_a_scheduler_that_cannot_load_the_plugin_is_a_typed_error(folder: Path) -> None:
     with Cluster(folder, SETTINGS, preload=False) as cluster:
-        cluster.start_scheduler(env={"PYTHONPATH": ""})
+        cluster.start_scheduler(env=without_the_package(folder))
 
         @on_loop
         async def refused() -> None:
