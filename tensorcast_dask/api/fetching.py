@@ -22,6 +22,7 @@ from tensorcast_dask.exceptions import (
     TensorCastError,
     WrongPeer,
 )
+from tensorcast_dask.tensors.checksums import chunk_count, chunk_range
 from tensorcast_dask.tensors.messages import (
     Chunk,
     ChunkMap,
@@ -114,7 +115,7 @@ def _chunk_jobs(
     view = buffer
 
     def job(number: int) -> Callable[[], object]:
-        start, length = memory.chunk_range(
+        start, length = chunk_range(
             number, nbytes=chunks.nbytes, chunk_bytes=chunks.chunk_bytes
         )
 
@@ -129,7 +130,7 @@ def _chunk_jobs(
 
         return run
 
-    count = memory.chunk_count(chunks.nbytes, chunks.chunk_bytes)
+    count = chunk_count(chunks.nbytes, chunks.chunk_bytes)
     return [job(number) for number in range(count)]
 
 

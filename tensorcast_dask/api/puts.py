@@ -29,6 +29,7 @@ from tensorcast_dask.exceptions import (
     UnsupportedPlatform,
     WrongPeer,
 )
+from tensorcast_dask.tensors.checksums import encode_sums
 from tensorcast_dask.tensors.ids import (
     ArtifactId,
     Generation,
@@ -356,7 +357,7 @@ async def _same_content(
 
 def _sums(index: Index, sources: Sequence[Source], chunk_bytes: int) -> bytes:
     content = arrays.RangeReader(sources, index)
-    return memory.pack_sums(
+    return encode_sums(
         [
             memory.sum_of(content.read(at, min(chunk_bytes, index.nbytes - at)).data)
             for at in range(0, index.nbytes, chunk_bytes)

@@ -33,6 +33,7 @@ from tensorcast_dask.exceptions import (
     Mismatch,
     Unimplemented,
 )
+from tensorcast_dask.tensors.checksums import chunk_range, encode_sums
 from tensorcast_dask.tensors.ids import Epoch, Incarnation, NodeId
 from tensorcast_dask.tensors.messages import (
     Chunk,
@@ -382,9 +383,7 @@ class Lender:
         sums = b""
         if isinstance(request, SumsAsked):
             content, stamp = known.part(0, known.index.nbytes)
-            sums = memory.pack_sums(
-                memory.sums_of(content, self.chunk_bytes, threads=1)
-            )
+            sums = encode_sums(memory.sums_of(content, self.chunk_bytes, threads=1))
         else:
             stamp = known.stamp()
         return ChunkMap(
@@ -398,14 +397,8 @@ class Lender:
 
     def _chunk(self, request: ReadChunk) -> Reply:
         known = self._known(request.generation)
-        count = memory.chunk_count(known.index.nbytes, self.chunk_bytes)
-        if not 0 <= request.chunk < count:
-            message = f"there is no chunk {request.chunk} of {count}"
-            raise InvalidArgument(message)
         part, stamp = known.part(
-            *memory.chunk_range(
-                request.chunk, nbytes=known.index.nbytes, chunk_bytes=self.chunk_bytes
-            )
+            *chunk_range(request.chunk, known.index.nbytes, self.chunk_bytes)
         )
         chunk = Chunk(
             generation=request.generation,

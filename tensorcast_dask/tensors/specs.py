@@ -210,6 +210,7 @@ class Index:
     """
 
     __slots__ = (
+        "_encoded",
         "_position",
         "dtypes",
         "entry_of",
@@ -244,6 +245,8 @@ class Index:
         nbytes: int | None = None,
     ) -> None:
         _check_names(names)
+        #: What `encode` made, once it was asked: a put needs it three times over.
+        self._encoded = b""
         self._position = dict(zip(names, range(len(names)), strict=True))
         if len(self._position) != len(names):
             message = "a tensor name occurs twice"
@@ -384,6 +387,11 @@ class Index:
     # ---------------------------------------------------------------- the codec
     def encode(self) -> bytes:
         """Return the index as bytes; equal indices give equal bytes."""
+        if not self._encoded:
+            self._encoded = self._encode()
+        return self._encoded
+
+    def _encode(self) -> bytes:
         dtype_at: dict[str, int] = {}
         dtype_of = bytes(
             [dtype_at.setdefault(d.name, len(dtype_at)) for d in self.dtypes]
