@@ -8,6 +8,8 @@ Rules:
 3. Cluster id and token are minted once. They live with the journal, and in the cluster's
    folder of this host, where a scheduler that lost its journal finds them.
 4. A worker is given another's store only when Dask has removed that one.
+5. A longer wait is for one parting: of the worker that a node has when it is granted. Whoever
+   adopts the store later leaves as if nothing had been.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 from distributed.comm.addressing import get_address_host
@@ -41,7 +43,7 @@ from tensorcast_dask.scheduler_plugin.state.events import (
     WorkerGone,
 )
 from tensorcast_dask.scheduler_plugin.tables import Tables
-from tensorcast_dask.tensors.ids import NodeId
+from tensorcast_dask.tensors.ids import Incarnation, NodeId
 from tensorcast_dask.tensors.messages import DoEnd, DoLinger, LinkTarget
 from tensorcast_dask.version import __version__
 
@@ -62,8 +64,6 @@ log = logging.getLogger(__name__)
 ABOUT_OP: Final = "tensorcast_about"
 #: Dask topic on which the catalog's events are told.
 TOPIC: Final = "tensorcast"
-#: For so long after `Client.restart` a store that is let go waits for a new worker.
-RESTART_S: Final = 60.0
 #: How long a cluster that closes waits for its stores to hear of it.
 END_S: Final = 1.5
 #: Asks for the right to take a store whose worker Dask has removed.
@@ -73,6 +73,13 @@ LISTED_OP: Final = "tensorcast_listed"
 #: How long a worker that starts waits for that.
 LISTED_S: Final = 5.0
 _CLOSING_OP: Final = "tensorcast_closing"
+
+
+class _Due(NamedTuple):
+    """What a node is to be told, and of which adoption that was said."""
+
+    word: DoEnd | DoLinger
+    incarnation: Incarnation
 
 
 class About(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,12 +134,11 @@ class Installation:
         self._arguments = arguments
         self._ready = asyncio.Event()
         self._failure: BaseException | None = None
-        self._restarting_until_s = 0.0
         self._closed = False
         #: Set at the next greeting of any node.
         self._news = asyncio.Event()
         #: What nodes are to be told once they are there, or left by their workers.
-        self._due: dict[NodeId, DoEnd | DoLinger] = {}
+        self._due: dict[NodeId, _Due] = {}
         self.service: CatalogService | None = None
         self.settings: Settings | None = None
         self.about: About | None = None
@@ -320,19 +326,22 @@ class Installation:
             self.service.tell(WorkerGone(address=address))
 
     def restarting(self) -> None:
-        """All workers are about to be restarted; their bytes stay."""
-        self._restarting_until_s = time.monotonic() + RESTART_S
+        """All workers are about to be restarted; the bytes beside them stay."""
+        if self.service is not None:
+            for card in self.service.attended():
+                self.keep(card, "the workers restart")
 
-    def keep(self, node: NodeId, why: str) -> None:
-        """Have a node live on for `orphan_ttl` from when its worker leaves it."""
+    def keep(self, card: NodeCard, why: str) -> None:
+        """Have a node live on for `orphan_ttl` from when this worker leaves it (rule 5)."""
         assert self.settings is not None, "installation: kept nothing before its start"
-        self._due[node] = DoLinger(ttl_s=self.settings.orphan_ttl_s, why=why)
-        self._say_what_is_due(node)
+        linger = DoLinger(ttl_s=self.settings.orphan_ttl_s, why=why)
+        self._due[card.node] = _Due(linger, card.incarnation)
+        self._say_what_is_due(card.node)
 
-    def end(self, node: NodeId, why: str) -> None:
+    def end(self, card: NodeCard, why: str) -> None:
         """Have a node end, now or when it is next heard of."""
-        self._due[node] = DoEnd(why=why)
-        self._say_what_is_due(node)
+        self._due[card.node] = _Due(DoEnd(why=why), card.incarnation)
+        self._say_what_is_due(card.node)
 
     def _say_what_is_due(self, node: NodeId) -> None:
         if self.service is not None:
@@ -346,20 +355,18 @@ class Installation:
         A store greets the catalog anew when its worker lets it go: only then is there a
         rest of its life to extend.
         """
-        if self.service is None or self.settings is None:
+        if self.service is None:
             return
         self._news.set()
         self._news = asyncio.Event()
         due = self._due.get(card.node)
-        if due is None and not card.worker and self._restarts():
-            ttl_s = self.settings.orphan_ttl_s
-            due = DoLinger(ttl_s=ttl_s, why="the workers restart")
-        if due is not None and (isinstance(due, DoEnd) or not card.worker):
-            self._due.pop(card.node, None)
-            self.service.links.send(link, due)
-
-    def _restarts(self) -> bool:
-        return time.monotonic() < self._restarting_until_s
+        if due is None:
+            return
+        ends = isinstance(due.word, DoEnd)
+        if ends or card.incarnation > due.incarnation or not card.worker:
+            del self._due[card.node]
+            if ends or card.incarnation == due.incarnation:
+                self.service.links.send(link, due.word)
 
     async def before_close(self) -> None:
         """Tell workers, then stores, that the cluster closes (rule 3)."""

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from tensorcast_dask.config import Settings
     from tensorcast_dask.scheduler_plugin.service import CatalogService
-    from tensorcast_dask.tensors.ids import NodeId
     from tensorcast_dask.tensors.messages import NodeCard
 
 __all__ = ["Retiring"]
@@ -48,17 +47,17 @@ class _Owner(Protocol):
     service: CatalogService | None
     settings: Settings | None
 
-    def keep(self, node: NodeId, why: str) -> None:
-        """Have a node live on once its worker leaves it."""
+    def keep(self, card: NodeCard, why: str) -> None:
+        """Have a node live on once this worker leaves it."""
 
-    def end(self, node: NodeId, why: str) -> None:
+    def end(self, card: NodeCard, why: str) -> None:
         """Have a node end."""
 
 
 class _Left(NamedTuple):
     """A node after its draining."""
 
-    node: NodeId
+    card: NodeCard
     empty: bool
 
 
@@ -153,7 +152,7 @@ class Retiring:
         if not empty:
             log.warning("worker %s retires with bytes left: %s", card.worker, answer)
             self._spared[card.worker] = time.monotonic() + SPARED_S
-        return _Left(node=card.node, empty=empty)
+        return _Left(card=card, empty=empty)
 
     async def _finish(self, drained: dict[str, _Left], retired: Any) -> None:  # noqa: ANN401
         """End the stores that were emptied, keep the others for a while (rules 2 and 4)."""
@@ -164,9 +163,9 @@ class Retiring:
             if address not in retired:
                 continue
             if left.empty:
-                self._owner.end(left.node, "its worker retired")
+                self._owner.end(left.card, "its worker retired")
             else:
-                self._owner.keep(left.node, "its worker retired with bytes left")
+                self._owner.keep(left.card, "its worker retired with bytes left")
         # Dask kept these: they take placements again.
         await dask_private.tell_workers(
             self._owner.scheduler, READOPT_OP, workers=stayed, within_s=5.0

@@ -262,6 +262,11 @@ class CatalogService:
         """Give the cards of the nodes whose links are up, by link."""
         return {number: hello.card for number, hello in self.links.joined()}
 
+    def attended(self) -> list[NodeCard]:
+        """Give the cards of the live nodes that have a worker, linked just now or not."""
+        records = self.catalog.nodes.records.values()
+        return [r.card for r in records if r.live and r.card.worker]
+
     def linger(self, link: int, ttl_s: float, why: str) -> None:
         """Have an unattended store live on for so long."""
         self.links.send(link, DoLinger(ttl_s=ttl_s, why=why))

@@ -286,7 +286,7 @@ class Catalog:
             case TaskSeen():
                 self._jobs.seen(message.task)
             case DoLinger():
-                self._ends.linger(message.ttl_s)
+                self._ends.linger(message.ttl_s, message.why)
             case DoEnd():
                 self._ends.end(message.why)
             case _:

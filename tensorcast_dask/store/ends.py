@@ -185,8 +185,9 @@ class Ends:
         """Hear that a connection is gone; most are nobody's control connection."""
         self._handle(ConnectionEnded(link=number))
 
-    def linger(self, ttl_s: float) -> None:
+    def linger(self, ttl_s: float, why: str) -> None:
         """Extend what is left of an unattended store."""
+        logger.info("the catalog extends this to %g s: %s", ttl_s, why)
         self._handle(Lingered(ttl_s=ttl_s))
 
     def end(self, why: str) -> None:

@@ -54,6 +54,7 @@ def debug_state(
             "node": identity.node,
             "incarnation": ends.adoption.incarnation,
             "standing": str(ends.adoption.standing),
+            "ends_in_s": _finite(ends.adoption.ends_s - at_s),
             "worker": identity.card.worker,
             "cluster": identity.cluster,
             "epoch": identity.epoch,

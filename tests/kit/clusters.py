@@ -27,6 +27,8 @@ from distributed.comm.core import connect
 from distributed.security import Security
 
 from tensorcast_dask.dataplane import hosts
+from tensorcast_dask.exceptions import TensorCastError
+from tensorcast_dask.store.launch import LOG_NAME
 from tensorcast_dask.tensors.ids import HostId, RequestId, SessionId
 from tensorcast_dask.tensors.messages import (
     Answer,
@@ -248,6 +250,16 @@ class Cluster:
         for path in sorted(self.folder.glob("*.log")):
             texts.append(f"--- {path.name}\n{path.read_text(errors='replace')[-4000:]}")
         return "\n".join(texts)
+
+    def account(self, card: NodeCard) -> str:
+        """Give all that is known of a store that should not be there, for a failing test."""
+        try:
+            state = json.dumps(debug(card))
+        except TensorCastError as error:
+            state = f"it does not answer: {error}"
+        log = Path(card.socket).parent / LOG_NAME
+        told = log.read_text(errors="replace") if log.exists() else "no log"
+        return f"{card.node}: {state}\n--- its log\n{told[-4000:]}\n{self.logs()}"
 
     def nodes(self) -> list[NodeState]:
         """Ask the catalog for its nodes."""

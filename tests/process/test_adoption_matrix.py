@@ -86,12 +86,16 @@ def unattended(cluster: Cluster, before: NodeCard) -> None:
 
 
 def gone(cluster: Cluster, before: NodeCard, *, within_s: float) -> None:
-    """Wait until the store of `before` has ended."""
-    eventually(
-        lambda: before.node not in {card.node for card in cluster.stores()},
-        within_s=within_s,
-        what="the store has ended",
-    )
+    """Wait until the store of `before` has ended; else show what it says of itself."""
+    try:
+        eventually(
+            lambda: before.node not in {card.node for card in cluster.stores()},
+            within_s=within_s,
+            what="the store has ended",
+        )
+    except AssertionError as error:
+        message = f"{error}\n{cluster.account(before)}"
+        raise AssertionError(message) from None
 
 
 def wait_until_all_compute(cluster: Cluster, count: int) -> None:
@@ -200,6 +204,19 @@ def test_restarting_workers_keeps_each_store(cluster: Cluster) -> None:
     for card in before.values():
         adopted_again(cluster, card)
     assert {card.node for card in cluster.wait_for_stores(3)} == set(before)
+
+
+def test_a_worker_that_goes_soon_after_a_restart_releases_its_store_as_ever(
+    cluster: Cluster,
+) -> None:
+    nanny, card = one_worker(cluster, name="w", nanny=True)
+    with Client(cluster.address) as client:
+        client.restart()
+    again = adopted_again(cluster, card)
+    cluster.wait_for_nodes(1, attended=1)
+    nanny.kill(signal.SIGINT)
+    nanny.wait()
+    gone(cluster, again, within_s=RELEASED_S + 5)
 
 
 def test_three_killed_workers_share_their_stores_out_again(cluster: Cluster) -> None:
