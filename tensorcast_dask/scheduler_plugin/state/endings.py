@@ -5,8 +5,8 @@ Rules:
 1. A destroyed version is out of every look-up at once, and its name is free. Its holders,
    and the nodes that were just getting it, are told to drop it once the journal has the
    destroy; a node without a lease is not waited for: it drops it when it comes back.
-   After a restart a node that is not back yet may have a lease of the former life: that
-   is waited out.
+   After a restart a node that is not back yet may have a lease of the former life, and
+   one that has not said what it holds may have been given a copy then: those are waited for.
 2. Destroy is answered when all those nodes have dropped it. A second one meanwhile waits
    for the same drops.
 3. Release strikes the replica from the list first, so that nobody is sent there, and
@@ -186,12 +186,14 @@ class Endings:
                 one_less()
 
     def _end(self, record: VersionRecord, caller: Caller) -> Ending:
+        before = record.generation >> 40 < self._names.numbers.epoch
         targets = {
             node.node: node
             for node in self._nodes.records.values()
             if node.node in record.holders
             or self._leaving.has(record, node)
             or self._tasks.is_stopping(node.node, record.generation)
+            or (before and self._nodes.is_unheard(node))
         }
         self._pins.remove(record.generation)
         self._replicas.erase(record)

@@ -112,12 +112,13 @@ class Nodes:
         unheard = not record.live and not record.lease_until_s
         return unheard and self._outbox.now_s < self.unheard_until_s
 
+    def is_unheard(self, record: NodeRecord) -> bool:
+        """Whether a node may hold, and give, what this catalog does not know yet."""
+        return self.may_be_leased(record) or (record.live and record.claiming)
+
     def any_unheard(self) -> bool:
-        """Whether a node may hold what this catalog does not know yet."""
-        return any(
-            self.may_be_leased(one) or (one.live and one.claiming)
-            for one in self.records.values()
-        )
+        """Whether any node may."""
+        return any(self.is_unheard(one) for one in self.records.values())
 
     # ------------------------------------------------------------ life
     def join(self, link: int, hello: NodeHello) -> tuple[NodeRecord, bool]:

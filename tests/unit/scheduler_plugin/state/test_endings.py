@@ -253,7 +253,7 @@ def test_a_released_replica_is_no_copy_again_before_its_node_has_dropped_it() ->
 def test_destroy_after_a_restart_waits_for_leases_of_the_former_life(
     back: bool,
 ) -> None:
-    d, a, _, p = desk()
+    d, a, b, p = desk()
     info = p.put("x", node=a.node)
     d = d.restart()
     p.open(settled=p.count)
@@ -262,11 +262,37 @@ def test_destroy_after_a_restart_waits_for_leases_of_the_former_life(
     assert not p.answered(rid), "the node may still serve it"
     if back:
         a.join()
+        b.join()
         d.pass_time(0.2)
         assert info.generation not in a.held
     else:
         d.pass_time(1.5, renewing=False)
     assert p.result(rid, m.Destroyed).versions == (1,)
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_destroy_after_a_restart_waits_for_copies_of_which_nobody_had_heard(
+    joined: bool,
+) -> None:
+    d, a, b, p = desk()
+    info = p.put("x", node=a.node)
+    b.held[info.generation] = a.held[info.generation]  # pulled, and not yet announced
+    d = d.restart()
+    p.open(settled=p.count)
+    a.join()
+    b.obedient = False
+    if joined:
+        b.join(announce=False)  # its inventory is still on its way
+    rid = p.ask(destroy(p, "x"))
+    d.pass_time(1.0)
+    assert not p.answered(rid), "node b still gives it"
+    if not joined:
+        b.join()
+        d.pass_time(0.2)
+    b.obey_all()
+    d.flush()
+    assert p.result(rid, m.Destroyed).versions == (1,)
+    assert info.generation not in b.held
 
 
 def test_destroy_waits_for_copies_that_were_on_their_way_out() -> None:
