@@ -238,6 +238,7 @@ class PullRun:
                     index=found.index,
                     have=found.have,
                     sums=found.sums,
+                    stamp=found.stamp,
                 )
             )
 
@@ -337,6 +338,7 @@ class PullRun:
                 chunk=chunk,
                 digest=arrived.sum,
                 claimed=arrived.sum,
+                stamp=arrived.stamp,
             )
         )
         self._progress(arrived.nbytes)

@@ -66,6 +66,8 @@ class Arrived(NamedTuple):
     work: Work
     nbytes: int
     sum: int
+    #: Which content it is of, where its owner may change it.
+    stamp: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

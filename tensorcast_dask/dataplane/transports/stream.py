@@ -132,7 +132,7 @@ class StreamSource:
             raise damaged(what, stream.peer)
         self._expected.check_stamp(reply.stamp, peer=stream.peer)
         self._expected.check_sum(work.chunk, found, peer=stream.peer)
-        return Arrived(work, frame.nbytes, found)
+        return Arrived(work, frame.nbytes, found, reply.stamp)
 
     def read_ranges(self, ranges: list[tuple[int, int]], into: Any) -> int:  # noqa: ANN401
         """See `Source`."""

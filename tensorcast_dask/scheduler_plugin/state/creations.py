@@ -121,6 +121,11 @@ class Creations:
         check_count(ask.version, least=-1, most=1 << 62, what="version")
         check_count(ask.replicas, least=1, most=MAX_REPLICAS, what="replicas")
         check_labels(ask.labels)
+        if ask.owner is Owner.CALLER and ask.replicas > 1:
+            message = (
+                "a registration has no replicas: its owner may change it; publish it"
+            )
+            raise Mismatch(message)
         ttl_s = check_seconds(ask.ttl_s, what="ttl_s")
         self._make_way(ask.id, ask.version)
         self._names.free_number(ask.id, ask.version)  # AlreadyExists before placement

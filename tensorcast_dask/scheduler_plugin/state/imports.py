@@ -275,7 +275,7 @@ class Imports:
         if not holders:
             message = (
                 f"{record.id!r} lies only in the memory of the process that registered "
-                "it; publish or replicate it first"
+                "it; publish it first"
             )
             raise Mismatch(message)
         host = ask.host or caller.host

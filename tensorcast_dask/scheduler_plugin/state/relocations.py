@@ -16,6 +16,7 @@ from typing import Final
 
 from tensorcast_dask.exceptions import (
     CapacityError,
+    Mismatch,
     NotFound,
     PeerLost,
     TensorCastError,
@@ -183,16 +184,22 @@ class Relocations:
             )[0]
 
     def check_there(self, record: VersionRecord) -> None:
-        """Refuse what has been destroyed or lost meanwhile.
+        """Refuse what has been destroyed or lost meanwhile, and what may still change.
 
         Raises
         ------
-        Gone, DataLost, OwnerGone
+        Gone, DataLost, OwnerGone, Mismatch
             Then.
         """
         self._names.committed(record.generation)
         if not self._holders.is_readable(record):
             raise self._holders.absence(record)
+        if record.owner is Owner.CALLER:
+            message = (
+                f"{record.id!r} lies in the memory of the process that registered it, which "
+                "may change it: publish it, and move or replicate what was published"
+            )
+            raise Mismatch(message, {"generation": record.generation})
 
     # ------------------------------------------------------------ migrate
     def migrate(self, caller: Caller, ask: Migrate) -> None:

@@ -14,7 +14,9 @@ Rules:
    left for a fault that may pass is asked again, `_TRIES` times in all.
 6. A slow source does not hold the end up: when nothing else is to be asked, an idle source
    takes over the chunk that has been under way longest, if it is likely to be done sooner.
-7. The plan ends exactly once: `Finished`, or `Failed` with a typed fault, at the latest at
+7. All chunks are of one content. Memory that its owner may change carries a stamp: when a
+   source brings another one, all that is here is thrown away and asked for again.
+8. The plan ends exactly once: `Finished`, or `Failed` with a typed fault, at the latest at
    its deadline.
 """
 
@@ -27,6 +29,7 @@ import msgspec
 
 from tensorcast_dask.exceptions import (
     DeadlineExceeded,
+    Incomplete,
     Mismatch,
     PeerLost,
     TensorCastError,
@@ -69,6 +72,8 @@ class Mapped(msgspec.Struct, frozen=True, kw_only=True):
     index: bytes
     have: bytes = b""
     sums: bytes = b""
+    #: Which content it speaks of (rule 7).
+    stamp: int = 0
 
 
 class Arrived(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,6 +84,8 @@ class Arrived(msgspec.Struct, frozen=True, kw_only=True):
     digest: int
     #: What the source said that they hash to.
     claimed: int
+    #: Of which content they are (rule 7).
+    stamp: int = 0
 
 
 class Dropped(msgspec.Struct, frozen=True, kw_only=True):
@@ -212,6 +219,8 @@ class Pull:
         self.index: bytes | None = None
         #: Expected hash of each chunk; 0 where no source has said.
         self.sums: list[int] = []
+        #: The content that is being pulled.
+        self.stamp = 0
         self.ended = False
         self._sources = [_Source(number) for number in range(sources)]
         self._chunks = bytearray()
@@ -272,9 +281,7 @@ class Pull:
         source.asking_map, source.heard_s = False, now_s
         if self.index is None and event.nbytes == self.nbytes and event.chunk_bytes > 0:
             self.index, self.chunk_bytes = event.index, event.chunk_bytes
-            count = -(-self.nbytes // self.chunk_bytes)
-            self._chunks, self._left = bytearray(count), count
-            self.sums = [0] * count
+            self._begin(event.stamp)
         count = len(self._chunks)
         fits = (
             (event.nbytes, event.chunk_bytes, event.index)
@@ -284,6 +291,10 @@ class Pull:
         )
         if not fits:
             return [self._leave(source, "its map contradicts what is known", now_s)]
+        if event.stamp != self.stamp:
+            if any(other.asked for other in self._sources):
+                return [self._changed(source, now_s)]
+            self._begin(event.stamp)
         for chunk in range(len(event.sums) // 8):
             if not self.sums[chunk]:
                 raw = event.sums[chunk * 8 : chunk * 8 + 8]
@@ -291,12 +302,26 @@ class Pull:
         source.mapped, source.have = True, event.have
         return []
 
+    def _begin(self, stamp: int) -> None:
+        """Have nothing yet of this content."""
+        count = -(-self.nbytes // self.chunk_bytes)
+        self._chunks, self._left = bytearray(count), count
+        self.sums, self.stamp = [0] * count, stamp
+
+    def _changed(self, source: _Source, now_s: float) -> Leave:
+        """Leave a source whose content is another one now; it is asked again."""
+        message = "its owner changed it while it was read; read again"
+        return self._leave(source, message, now_s, kind=Incomplete)
+
     def _arrived(self, event: Arrived, now_s: float) -> list[Instruction]:
         source = self._sources[event.source]
         asked_s = source.asked.pop(event.chunk, None)
         if asked_s is None:
             return []
         source.heard_s = now_s
+        if event.stamp != self.stamp:
+            self._chunks[event.chunk] = _MISSING
+            return [self._changed(source, now_s)]
         expected = self.sums[event.chunk] or event.claimed
         if event.digest != event.claimed or event.digest != expected:
             self._chunks[event.chunk] = _MISSING
@@ -332,19 +357,26 @@ class Pull:
         )
 
     def _leave(
-        self, source: _Source, why: str, now_s: float, *, stalled: bool = False
+        self,
+        source: _Source,
+        why: str,
+        now_s: float,
+        *,
+        kind: type[TensorCastError] = Mismatch,
     ) -> Leave:
-        """Give a source up; chunks that it still owes come back with `Lost`."""
-        kind: type[TensorCastError] = PeerLost if stalled else Mismatch
+        """Give a source up; chunks that it still owes come back with `Lost`.
+
+        For ever, where what it said is wrong (Mismatch).
+        """
         source.fault = Fault.of(kind(f"source {source.number}: {why}"))
         source.mapped = False
         source.leaving = bool(source.asked) or source.asking_map
-        self._rest(source, now_s, forever=not stalled)
+        self._rest(source, now_s, forever=kind is Mismatch)
         return Leave(source=source.number, why=why)
 
     def _stalled(self, now_s: float) -> list[Instruction]:
         return [
-            self._leave(source, f"silent for {self.stall_s:g} s", now_s, stalled=True)
+            self._leave(source, f"silent for {self.stall_s:g} s", now_s, kind=PeerLost)
             for source in self._sources
             if (source.asked or source.asking_map)
             and not source.leaving

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 
@@ -9,6 +11,7 @@ import tensorcast_dask as tc
 from tensorcast_dask.exceptions import (
     AlreadyExists,
     Gone,
+    Incomplete,
     InvalidArgument,
     Mismatch,
     NotFound,
@@ -164,6 +167,37 @@ def test_a_registered_tensor_is_served_without_a_copy_and_mutates_in_its_fence(
     artifact.release()
     with pytest.raises(Gone):
         artifact.tensor_dict()
+
+
+def test_what_is_published_of_lent_memory_is_of_one_moment(cast: tc.Session) -> None:
+    """The owner changes it all the while, and several connections read it."""
+    tensor = np.zeros((6, 2 << 20), np.float32)
+    artifact = cast.register({"w": tensor}, "moving")
+    over = threading.Event()
+
+    def change() -> None:
+        count = 0
+        while not over.is_set():
+            count += 1
+            with artifact.mutate():
+                tensor[...] = count
+            over.wait(0.002 * (count % 9))
+
+    owner = threading.Thread(target=change)
+    owner.start()
+    try:
+        for _ in range(12):
+            try:
+                published = cast.publish(artifact).result()
+            except Incomplete:
+                continue
+            found = published.tensor(framework="numpy")
+            assert (found == found[0, 0]).all()
+            cast.destroy(published)
+    finally:
+        over.set()
+        owner.join()
+    assert (cast.publish(artifact).result().tensor(framework="numpy") == tensor).all()
 
 
 def test_a_file_is_loaded_and_saved_as_safetensors_reads_it(

@@ -253,6 +253,7 @@ def test_an_announcement_by_another_node_than_the_chosen_one_does_not_count() ->
         ({"nbytes": 1 << 40}, CapacityError),
         ({"node": NodeId("z")}, NotFound),
         ({"owner": m.Owner.CALLER}, Mismatch),
+        ({"owner": m.Owner.CALLER, "replicas": 2}, Mismatch),
     ],
 )
 def test_a_wrong_create_gets_its_error_and_changes_nothing(

@@ -94,6 +94,22 @@ def test_publishing_a_registration_copies_it_and_leaves_the_registration() -> No
     assert p.locate(info.generation) == [a.node]
 
 
+def test_what_its_owner_may_change_is_not_replicated_but_published() -> None:
+    d, a, p = scene()
+    owner = d.node("i", "h-client", kind="instance")
+    lent = p.put("x", owner=m.Owner.CALLER, node=owner.node)
+    of, at = lent.generation, a.node
+    ensure = m.Ensure(rid=p.rid(), generation=of, node=at, deadline_s=9.0)
+    with pytest.raises(Mismatch, match="publish it"):
+        p.call(ensure, m.Moved)
+    migrate = m.Migrate(
+        rid=p.rid(), generation=of, source=owner.node, node=at, deadline_s=9.0
+    )
+    with pytest.raises(Mismatch, match="publish it"):
+        p.call(migrate, m.Moved)
+    assert a.held == {}
+
+
 def test_p18_a_copy_that_fails_publishes_nothing() -> None:
     d, a, p = scene()
     owner = d.node("i", "h-client", kind="instance")

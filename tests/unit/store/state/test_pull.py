@@ -48,8 +48,12 @@ def mapped(
     return Mapped(source=source, **how)  # type: ignore[arg-type]
 
 
-def arrived(source: int, chunk: int, *, digest: int = 7, claimed: int = 7) -> Arrived:
-    return Arrived(source=source, chunk=chunk, digest=digest, claimed=claimed)
+def arrived(
+    source: int, chunk: int, *, digest: int = 7, claimed: int = 7, stamp: int = 0
+) -> Arrived:
+    return Arrived(
+        source=source, chunk=chunk, digest=digest, claimed=claimed, stamp=stamp
+    )
 
 
 def lost(source: int, error: Exception | None = None, **more: bool) -> Lost:
@@ -248,3 +252,40 @@ def test_what_is_here_is_said_chunk_by_chunk() -> None:
     assert plan.have() == b"\x02"
     run(plan, Dropped(source=1, chunk=0))  # nobody asked it of that one
     assert plan.have() == b"\x02"
+
+
+def test_what_came_before_a_change_by_its_owner_is_thrown_away() -> None:
+    plan = planner(chunks=3, window=1)
+    plan.start(now_s=0.0)
+    assert fetches(run(plan, mapped(0, chunks=3, stamp=2))) == [(0, 0)]
+    assert fetches(run(plan, arrived(0, 0, stamp=2))) == [(0, 1)]
+    told = run(plan, arrived(0, 1, stamp=4))  # over another connection
+    assert [type(i) for i in told] == [Leave]
+    assert run(plan, TimePassed(), at_s=0.2) == [AskMap(source=0)]
+    assert plan.done_bytes == CHUNK
+    told = run(plan, mapped(0, chunks=3, stamp=4), at_s=0.2)
+    assert plan.done_bytes == 0
+    assert fetches(told) == [(0, 0)]
+    again = [arrived(0, n, digest=9, claimed=9, stamp=4) for n in range(3)]
+    assert run(plan, *again, at_s=0.3) == [Finished()]
+    assert plan.sums == [9, 9, 9]
+
+
+def test_an_owner_that_changes_it_all_the_time_ends_it_typed() -> None:
+    plan = planner(chunks=3, window=2)
+    plan.start(now_s=0.0)
+    told: list[Instruction] = []
+    for stamp in (2, 4, 6):
+        at_s = float(stamp)
+        run(plan, TimePassed(), mapped(0, chunks=3, stamp=stamp), at_s=at_s)
+        told = run(plan, arrived(0, 0, stamp=stamp + 2), lost(0), at_s=at_s)
+    assert failed(told) == "Incomplete"
+
+
+def test_two_contents_are_never_mixed_from_two_sources() -> None:
+    plan = planner(2, window=1)
+    plan.start(now_s=0.0)
+    run(plan, mapped(0, stamp=2))
+    (told,) = run(plan, mapped(1, stamp=4))
+    assert isinstance(told, Leave)
+    assert told.source == 1
