@@ -20,8 +20,8 @@ from __future__ import annotations
 import hashlib
 import math
 from itertools import accumulate, chain, pairwise, repeat
-from operator import attrgetter
-from typing import TYPE_CHECKING, Final
+from operator import attrgetter, is_
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
@@ -54,8 +54,10 @@ ALIGN_BYTES: Final = 64
 MAX_DIMS: Final = 64
 _MAX: Final = (1 << 63) - 1
 _FORMAT: Final = 1
-_MAX_UTF8_BYTES: Final = 4  # of one character
+#: ASCII that can be seen; a name of other characters is looked at by itself.
+_PLAIN: Final = bytes(range(0x20, 0x7F))
 _NAME: Final = attrgetter("name")
+_K = TypeVar("_K")
 
 
 def nbytes_of(dtype: DType, shape: Shape) -> int:
@@ -127,7 +129,7 @@ def _packed(sizes: Sequence[int]) -> tuple[tuple[int, ...], int]:
     """Offsets of entries one after the other, and where the last one ends."""
     if not sizes:
         return (), 0
-    rooms = [-(-size // ALIGN_BYTES) * ALIGN_BYTES for size in sizes]
+    rooms = [(size + ALIGN_BYTES - 1) & -ALIGN_BYTES for size in sizes]
     offsets = tuple(accumulate(chain((0,), rooms[:-1])))
     return offsets, offsets[-1] + sizes[-1]
 
@@ -151,14 +153,12 @@ def _check_places(
 
 def _check_names(names: Sequence[str]) -> None:
     """`check_name` for each of them, at the price of one for all in the good case."""
-    texts = all(map(isinstance, names, repeat(str)))
-    lines = "\n".join(names) if texts else ""
+    lines = "\n".join(names) if set(map(type, names)) == {str} else "\t"
+    odd = lines.encode("utf-8", "surrogatepass").translate(None, _PLAIN)
     legal = (
-        texts
+        odd == b"\n" * (len(names) - 1)
         and all(names)
-        and len(max(names, key=len, default="")) * _MAX_UTF8_BYTES <= MAX_NAME_BYTES
-        and lines.count("\n") == len(names) - 1
-        and lines.replace("\n", "").isprintable()  # also refuses lone surrogates
+        and max(map(len, names), default=0) <= MAX_NAME_BYTES
         and "\n " not in lines
         and " \n" not in lines
         and lines.strip() == lines
@@ -392,12 +392,9 @@ class Index:
         return self._encoded
 
     def _encode(self) -> bytes:
-        dtype_at: dict[str, int] = {}
-        dtype_of = bytes(
-            [dtype_at.setdefault(d.name, len(dtype_at)) for d in self.dtypes]
-        )
-        shape_at: dict[Shape, int] = {}
-        shape_of = [shape_at.setdefault(s, len(shape_at)) for s in self.shapes]
+        dtype_at, shape_at = _Numbers[str](), _Numbers[Shape]()
+        dtype_of = bytes(map(dtype_at.__getitem__, map(_NAME, self.dtypes)))
+        shape_of = list(map(shape_at.__getitem__, self.shapes))
         tied = len(self.names) != len(self.sizes)
         return _ENCODER.encode(
             _Wire(
@@ -455,6 +452,29 @@ class Index:
 
 def _sizes(dtypes: Sequence[DType], shapes: Sequence[Shape]) -> tuple[int, ...]:
     """Bytes of each entry; a shape that occurs often is checked once."""
-    keys = list(zip(map(_NAME, dtypes), shapes, strict=True))
-    known = {key: nbytes_of(dtype(key[0]), key[1]) for key in dict.fromkeys(keys)}
-    return tuple(map(known.__getitem__, keys))
+    if dtypes and all(map(is_, dtypes, repeat(dtypes[0]))):
+        return tuple(map(_Sizes(dtype(dtypes[0].name)).__getitem__, shapes))
+    of = {name: _Sizes(dtype(name)) for name in dict.fromkeys(map(_NAME, dtypes))}
+    return tuple(
+        [of[one.name][shape] for one, shape in zip(dtypes, shapes, strict=True)]
+    )
+
+
+class _Numbers(dict[_K, int]):
+    """Numbers things in the order in which they are first asked for."""
+
+    def __missing__(self, key: _K) -> int:
+        number = self[key] = len(self)
+        return number
+
+
+class _Sizes(dict[Shape, int]):
+    """Bytes of a tensor of one dtype, by shape."""
+
+    def __init__(self, of: DType) -> None:
+        super().__init__()
+        self._dtype = of
+
+    def __missing__(self, shape: Shape) -> int:
+        size = self[shape] = nbytes_of(self._dtype, shape)
+        return size

@@ -31,7 +31,14 @@ if TYPE_CHECKING:
 
     from tensorcast_dask.dataplane.arrays.contract import ArrayBackend, Source
 
-__all__ = ["ONLY_TENSOR", "backend_named", "canonical", "describe", "resident_bytes"]
+__all__ = [
+    "ONLY_TENSOR",
+    "backend_named",
+    "canonical",
+    "describe",
+    "locate",
+    "resident_bytes",
+]
 
 #: Name of the tensor of an artifact that was put as a single tensor.
 ONLY_TENSOR: Final = "tensor"
@@ -88,21 +95,33 @@ def describe(tensors: Mapping[str, object]) -> list[Source]:
     UnsupportedDtype
         For the first value that cannot be stored.
     """
-    owners: dict[type, ArrayBackend | None] = {}
-    sources: list[Source] = []
-    for name, value in tensors.items():
-        kind = type(value)
-        if kind not in owners:
-            owners[kind] = _owner(kind)
-        owner = owners[kind]
+    owners: dict[type, ArrayBackend] = {}
+    for kind in dict.fromkeys(map(type, tensors.values())):
+        owner = _owner(kind)
         if owner is None:
+            name = next(n for n, value in tensors.items() if type(value) is kind)
             message = (
                 f"tensor {name!r} is a {kind.__module__}.{kind.__qualname__}; "
                 "give numpy arrays or torch tensors"
             )
             raise UnsupportedDtype(message)
-        sources.append(owner.describe(name, value))
-    return sources
+        owners[kind] = owner
+    if len(set(owners.values())) == 1:
+        return next(iter(owners.values())).describe_all(tensors)
+    return [
+        owners[type(value)].describe(name, value) for name, value in tensors.items()
+    ]
+
+
+def locate(sources: Sequence[Source]) -> None:
+    """Find the address of every flat source that has bytes."""
+    unknown = [source for source in sources if not source.address]
+    backends = list(dict.fromkeys([source.backend for source in unknown]))
+    for backend in backends:
+        whole = len(backends) == 1
+        backend.locate(
+            unknown if whole else [s for s in unknown if s.backend is backend]
+        )
 
 
 def _entry_of(sources: Sequence[Source]) -> list[int] | None:
@@ -113,6 +132,7 @@ def _entry_of(sources: Sequence[Source]) -> list[int] | None:
     else:
         # Cheap to ask for, and different for tensors that are not tied, but for views
         # that begin alike and tensors without elements.
+        locate(sources)
         starts = [s.address or s.backend.extent(s)[0] for s in sources]
     if len(set(starts)) == len(starts):
         return None
@@ -143,9 +163,9 @@ def canonical(tensors: object) -> tuple[Index, list[Source]]:
         For a key that is no legal tensor name.
     """
     mapping = tensors if isinstance(tensors, Mapping) else {ONLY_TENSOR: tensors}
-    for name in mapping:
-        if not isinstance(name, str):
-            message = f"tensor names are text, not {type(name).__name__}"
+    for kind in dict.fromkeys(map(type, mapping)):
+        if not issubclass(kind, str):
+            message = f"tensor names are text, not {kind.__name__}"
             raise InvalidName(message)
     sources = describe(mapping)
     entry_of = _entry_of(sources)

@@ -25,7 +25,7 @@ from tensorcast_dask.tensors.dtypes import DType
 from tensorcast_dask.tensors.specs import Shape
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
+    from collections.abc import Hashable, Mapping, Sequence
 
     import numpy as np
     import numpy.typing as npt
@@ -52,7 +52,7 @@ class Source(msgspec.Struct, eq=False, gc=False):  # no cycles lead through it
     flat : bool
         Whether its memory holds the canonical bytes.
     address : int
-        Where its first element lies; 0 until `backend.extent` was asked.
+        Where its first element lies; 0 until `backend.locate` or `backend.extent` was asked.
     alone : bool
         Whether no other array object can be the same tensor, so that ties need not be
         looked for by address.
@@ -94,6 +94,14 @@ class ArrayBackend(Protocol):
 
     def describe(self, name: str, value: object) -> Source:
         """Describe `value`, called `name`; UnsupportedDtype when it cannot be stored."""
+        ...
+
+    def describe_all(self, tensors: Mapping[str, object]) -> list[Source]:
+        """Describe many, all of this library, in order, at the price of few calls."""
+        ...
+
+    def locate(self, sources: Sequence[Source]) -> None:
+        """Find the `address` of every flat source of this library that has bytes."""
         ...
 
     def tie(self, source: Source) -> Hashable:

@@ -22,7 +22,7 @@ from tensorcast_dask.exceptions import UnsupportedDtype
 from tensorcast_dask.tensors.dtypes import DTYPES, DType
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
+    from collections.abc import Hashable, Mapping, Sequence
 
     from typing_extensions import Buffer
 
@@ -129,6 +129,48 @@ class NumpyBackend:
             flags.c_contiguous and found.isnative,
             alone=flags.owndata,
         )
+
+    def describe_all(self, tensors: Mapping[str, object]) -> list[Source]:
+        """Describe many; plain native arrays without a call for each."""
+        arrays: list[AnyArray] = [
+            value for value in tensors.values() if type(value) is np.ndarray
+        ]
+        if len(arrays) != len(tensors):
+            return [self.describe(name, value) for name, value in tensors.items()]
+        dtypes = [array.dtype for array in arrays]
+        kinds = dict(zip(dtypes, tensors, strict=True))  # with the name to blame
+        ours = {
+            kind: _DTYPE_OF.get(kind) or _our_dtype(name, kind)
+            for kind, name in kinds.items()
+        }
+        columns = zip(arrays, map(ours.__getitem__, dtypes), strict=True)
+        sources = [
+            Source(
+                self,
+                array,
+                dtype,
+                array.shape,
+                (flags := array.flags).c_contiguous,
+                0,
+                flags.owndata,
+            )
+            for array, dtype in columns
+        ]
+        if not all(kind.isnative for kind in kinds):
+            for source, kind in zip(sources, dtypes, strict=True):
+                source.flat = source.flat and kind.isnative
+        return sources
+
+    def locate(self, sources: Sequence[Source]) -> None:
+        """Ask for all addresses at once."""
+        wanted = [source for source in sources if source.flat]
+        arrays = [source.value for source in wanted]
+        try:
+            found = list(map(_address_of, map(_first_byte, arrays)))  # type: ignore[arg-type]  # buffers
+        except (TypeError, ValueError, BufferError):
+            found = [self.extent(source)[0] for source in wanted]
+        for source, address in zip(wanted, found, strict=True):
+            source.address = address
 
     def tie(self, source: Source) -> Hashable:
         """Compare by memory and by the way it is read."""

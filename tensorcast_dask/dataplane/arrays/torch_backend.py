@@ -28,7 +28,7 @@ from tensorcast_dask.exceptions import InvalidArgument, UnsupportedDtype
 from tensorcast_dask.tensors.dtypes import DTYPES, DType
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
+    from collections.abc import Hashable, Mapping, Sequence
 
     from typing_extensions import Buffer
 
@@ -129,6 +129,13 @@ class TorchBackend:
         flat = value.is_contiguous() and not value.is_neg() and not value.is_conj()
         address = value.data_ptr() if flat else 0
         return Source(self, value, dtype, tuple(value.shape), flat, address)
+
+    def describe_all(self, tensors: Mapping[str, object]) -> list[Source]:
+        """Describe one after the other."""
+        return [self.describe(name, value) for name, value in tensors.items()]
+
+    def locate(self, sources: Sequence[Source]) -> None:
+        """Do nothing: a description has the address."""
 
     def tie(self, source: Source) -> Hashable:
         """Compare by memory and by the way it is read."""

@@ -17,11 +17,11 @@ import ctypes
 import errno
 import mmap
 import os
-import struct
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from tensorcast_dask.dataplane.arrays.canonical import locate
 from tensorcast_dask.dataplane.arrays.copying import BIG_BYTES, stretches
 from tensorcast_dask.exceptions import CapacityError
 
@@ -154,21 +154,20 @@ def spans(sources: Sequence[Source], index: Index) -> tuple[bytes, list[int]]:
         as few as can be; and the entries that are not flat, which only `copy_into` or
         `write_into` can write. The addresses hold while the sources are alive.
     """
-    others = [
-        at for at, source in enumerate(sources) if not source.flat and index.sizes[at]
-    ]
-    flat = [
-        item
-        for item in zip(sources, index.offsets, index.sizes, strict=True)
-        if item[0].flat
-    ]
-    for source, _, nbytes in flat:
-        if nbytes:
-            source.backend.extent(source)  # it remembers the address
-    rows = [
-        (offset, items[0][0].address, nbytes)
-        for offset, nbytes, items in stretches(flat)
-    ]
-    rows.sort()
-    numbers = [number for row in rows for number in row]
-    return struct.pack(f"<{len(numbers)}Q", *numbers), others
+    locate(sources)
+    sizes = np.array(index.sizes, np.uint64)
+    flat = np.array([source.flat for source in sources], np.bool_)
+    others: list[int] = np.flatnonzero(~flat & (sizes > 0)).tolist()
+    kept = np.flatnonzero(flat & (sizes > 0))
+    offsets = np.array(index.offsets, np.uint64)[kept]
+    order = np.argsort(offsets, kind="stable")
+    offsets, sizes = offsets[order], sizes[kept][order]
+    starts = np.array([source.address for source in sources], np.uint64)[kept][order]
+    # What lies in the caller's memory as it will in the segment is one span.
+    joined = (offsets[1:] == (offsets + sizes)[:-1]) & (
+        starts[1:] == (starts + sizes)[:-1]
+    )
+    heads = np.flatnonzero(np.concatenate([kept[:1] >= 0, ~joined]))
+    lengths = np.add.reduceat(sizes, heads) if len(heads) else sizes
+    rows = np.stack([offsets[heads], starts[heads], lengths], axis=1)
+    return rows.astype("<u8").tobytes(), others
