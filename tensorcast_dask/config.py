@@ -195,6 +195,7 @@ _READERS: Final[dict[str, tuple[str, Callable[[object], Any]]]] = {
     "deadline.default": ("deadline_default_s", parse_seconds),
     "drain.timeout": ("drain_timeout_s", parse_seconds),
     "recovery.timeout": ("recovery_timeout_s", parse_seconds),
+    "session.refused-timeout": ("refused_timeout_s", parse_seconds),
     "session.grace": ("session_grace_s", parse_seconds),
     "session.outcome-ttl": ("outcome_ttl_s", parse_seconds),
     "pin.limit": ("pin_limit_fraction", _share),
@@ -261,6 +262,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     deadline_default_s: float
     drain_timeout_s: float
     recovery_timeout_s: float
+    refused_timeout_s: float
     session_grace_s: float
     outcome_ttl_s: float
     pin_limit_fraction: float

@@ -84,7 +84,7 @@ class Artifact:
         if self._session is None or self._session.closed:
             from tensorcast_dask.api.current import current_session
 
-            self._session = current_session()
+            self._session = current_session(instead_of=self._session)
         return self._session
 
     # ------------------------------------------------------------ reading
@@ -250,6 +250,8 @@ class Artifact:
         text = f"<Artifact {info.id!r} v{info.version} {info.tensors} tensors, {info.nbytes:,} bytes"
         if info.owner is Owner.CALLER:
             text += ", caller-leased"
+        if info.degraded:
+            text += ", degraded"
         return text + (f", view of {info.base!r}>" if info.view else ">")
 
 

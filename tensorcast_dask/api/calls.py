@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from tensorcast_dask.api import names
 from tensorcast_dask.api.artifact import Artifact
@@ -15,7 +16,9 @@ if TYPE_CHECKING:
     from tensorcast_dask.api.deadlines import Deadline
     from tensorcast_dask.tensors.messages import ArtifactInfo
 
-__all__ = ["Calls", "Node", "ref_of"]
+__all__ = ["Calls", "Node", "ref_of", "whole"]
+
+T = TypeVar("T")
 
 #: How a call names a node: a handle, a name, a Dask address, or by policy.
 Node = Worker | str | None
@@ -57,3 +60,20 @@ class Calls:
 def ref_of(artifact: Artifact | str) -> str:
     """Give the id that a handle or an id means."""
     return artifact.id if isinstance(artifact, Artifact) else artifact
+
+
+def whole(cls: type[T]) -> type[T]:
+    """Make one class of a class and its parts: nobody meets the parts' names.
+
+    Python's own messages, `help` and tracebacks then speak of the class that a program knows.
+    """
+    space: dict[str, Any] = {}
+    for part in reversed(cls.__mro__[:-1]):
+        space |= vars(part)
+    for own in ("__dict__", "__weakref__"):
+        space.pop(own, None)
+    for name, value in space.items():
+        function = getattr(value, "fget", None) or getattr(value, "__func__", value)
+        if isinstance(function, FunctionType):
+            function.__qualname__ = f"{cls.__qualname__}.{name}"
+    return cast("type[T]", type(cls.__name__, (), space))

@@ -11,10 +11,11 @@ import distributed
 from dask.utils import parse_timedelta
 
 from tensorcast_dask.config import Settings, Tree, merged
+from tensorcast_dask.dataplane import hosts
+from tensorcast_dask.deploy import scheduler_plugin
 
 __all__ = ["LocalCluster"]
 
-_PRELOAD: Final = "tensorcast_dask.deploy"
 #: How long a worker that died may take to come back.
 _PATIENCE_S: Final = 120.0
 
@@ -41,6 +42,18 @@ class LocalCluster(distributed.LocalCluster):
         Further settings of section `tensorcast`, nested as in `tensorcast.yaml`.
     **kwargs
         Passed to `distributed.LocalCluster`.
+
+    Attributes
+    ----------
+    arguments : dict
+        The settings given here: they win over `dask.config` and the environment.
+
+    Raises
+    ------
+    InvalidArgument
+        When a setting is wrong, or the run directory's path too long for sockets.
+    OwnershipError
+        When the run directory is not this user's own.
     """
 
     def __init__(
@@ -67,17 +80,18 @@ class LocalCluster(distributed.LocalCluster):
             arguments["separate-hosts"] = True
         if journal is not None:
             arguments["journal"] = journal
-        arguments = merged(arguments, settings or {})
-        Settings.read(arguments)  # refuse what is wrong before anything is started
+        self.arguments: Tree = merged(arguments, settings or {})
+        # What is wrong is refused before anything is started.
+        run_dir = hosts.run_directory(Settings.read(self.arguments).run_dir)
+        hosts.check_length(run_dir)
         kwargs.setdefault("dashboard_address", ":0")
-        preloads = [*dask.config.get("distributed.scheduler.preload", []), _PRELOAD]
-        with dask.config.set(
-            {
-                "tensorcast": merged(dask.config.get("tensorcast", {}), arguments),
-                "distributed.scheduler.preload": preloads,
-            }
-        ):
-            super().__init__(n_workers=n_workers, **kwargs)  # type: ignore[no-untyped-call]
+        options = dict(kwargs.pop("scheduler_kwargs", None) or {})
+        plugins = [*options.pop("plugins", ()), scheduler_plugin(self.arguments)]
+        super().__init__(  # type: ignore[no-untyped-call]
+            n_workers=n_workers,
+            scheduler_kwargs={**options, "plugins": plugins},
+            **kwargs,
+        )
 
     def _update_worker_status(self, op: str, msg: Any) -> None:
         # After `lost-worker-timeout` (15 s) Dask ends the nanny of a worker that did not

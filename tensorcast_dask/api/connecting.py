@@ -23,12 +23,12 @@ from tensorcast_dask.api.catalog_link import CatalogLink
 from tensorcast_dask.api.core import Core
 from tensorcast_dask.api.current import forget, remember
 from tensorcast_dask.api.deadlines import deadline
+from tensorcast_dask.api.dialling import client_of, client_on_loop, no_scheduler
 from tensorcast_dask.api.session import Session
 from tensorcast_dask.api.stores import Stores
 from tensorcast_dask.config import Settings
 from tensorcast_dask.dataplane import auth, hosts
 from tensorcast_dask.exceptions import (
-    CatalogUnavailable,
     InvalidArgument,
     TensorCastError,
     UnsupportedPlatform,
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from distributed import Worker as DaskWorker
     from tornado.ioloop import IOLoop
 
+    from tensorcast_dask.config import Tree
     from tensorcast_dask.tensors.messages import TlsFiles
 
 __all__ = ["connect", "session_of_task"]
@@ -81,7 +82,8 @@ def connect(
     Raises
     ------
     CatalogUnavailable
-        When no scheduler with the plugin answers.
+        When no scheduler with the plugin answers: at once for an unknown host, after
+        `session.refused-timeout` where nothing listens, else after `deadline`.
     """
     from distributed import Client
 
@@ -93,48 +95,33 @@ def connect(
     if target is None or isinstance(target, int | float):
         message = "connect takes a Dask client, a cluster or a scheduler's address"
         raise InvalidArgument(message)
-    if isinstance(target, str):
-        _check_address(target)
-    options: dict[str, Any] = {
-        "set_as_default": False,
-        "asynchronous": asynchronous,
-        "timeout": limit.left_s(),
-    }
+    options: dict[str, Any] = {"set_as_default": False, "asynchronous": asynchronous}
     if security is not None:
         options["security"] = security
-    try:
-        client = Client(target, **options)  # type: ignore[no-untyped-call]
-    except OSError as error:
-        raise _no_scheduler(error) from error
-    return client.sync(  # type: ignore[no-untyped-call]
-        _open_with_client, client, install=install, owned=True, limit=limit
+    if isinstance(target, str):
+        if asynchronous:
+            return _dial_and_open(target, options, install=install, limit=limit)
+        client = client_of(target, limit, options)
+    else:
+        try:
+            client = Client(target, timeout=limit.left_s(), **options)  # type: ignore[no-untyped-call]
+        except OSError as error:
+            raise no_scheduler(error) from error
+    return client.sync(
+        _open_with_client,
+        client,
+        install=install,
+        owned=True,
+        arguments=getattr(target, "arguments", None),
+        limit=limit,
     )
 
 
-def _check_address(address: str) -> None:
-    """Refuse what is no address before Dask makes a client of it.
-
-    Raises
-    ------
-    InvalidArgument
-        When it is none.
-    """
-    from distributed.comm.addressing import parse_address, parse_host_port
-    from distributed.comm.registry import get_backend
-
-    try:
-        scheme, place = parse_address(address)
-        get_backend(scheme)
-        if scheme in {"tcp", "tls"}:
-            parse_host_port(place, 0)
-    except ValueError as error:
-        message = f"{address!r} is no scheduler's address ({error}); it looks like tcp://host:8786"
-        raise InvalidArgument(message) from None
-
-
-def _no_scheduler(error: OSError) -> CatalogUnavailable:
-    message = f"no Dask scheduler answers ({error}); check the address"
-    return CatalogUnavailable(message)
+async def _dial_and_open(
+    address: str, options: dict[str, Any], *, install: bool, limit: Any
+) -> Session:
+    client = await client_on_loop(address, limit, options)
+    return await _open_with_client(client, install=install, owned=True, limit=limit)
 
 
 def _check_deadline(seconds: float | None) -> Any:
@@ -142,18 +129,23 @@ def _check_deadline(seconds: float | None) -> Any:
 
 
 async def _open_with_client(
-    client: Any, *, install: bool, owned: bool, limit: Any
+    client: Any,
+    *,
+    install: bool,
+    owned: bool,
+    limit: Any,
+    arguments: Tree | None = None,
 ) -> Session:
     from tensorcast_dask.deploy import install as install_plugins
 
     try:
         await client
     except OSError as error:
-        raise _no_scheduler(error) from error
+        raise no_scheduler(error) from error
     try:
         if install:
             await install_plugins(client)
-        settings = Settings.read()
+        settings = Settings.read(arguments)
         session = await _open(
             loop=client.loop,
             address=client.scheduler.address,

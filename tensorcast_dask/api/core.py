@@ -24,6 +24,7 @@ from tensorcast_dask.api.deadlines import Deadline, deadline
 from tensorcast_dask.exceptions import (
     CatalogUnavailable,
     DeadlineExceeded,
+    NotFound,
     TensorCastError,
 )
 from tensorcast_dask.tensors.messages import OperationAsked, OperationState
@@ -152,9 +153,10 @@ class Core(SyncMethodMixin):
 
     def explain(self, ref: str) -> Any:
         """Why is it as it is: sentences, oldest first."""
-        return self.bridge(self._explain, ref)
+        return self.bridge(self.told_of, ref)
 
-    async def _explain(self, ref: str) -> list[str]:
+    async def told_of(self, ref: str) -> list[str]:
+        """Do the work of `explain`."""
         from tensorcast_dask.tensors.messages import ExplainAsked, Explained
 
         request = ExplainAsked(rid=self.link.next_rid(), ref=ref)
@@ -194,12 +196,16 @@ class Operation(Generic[T]):
         The verb.
     ref : str
         What it acts on.
+    note : str
+        What there is to know of a success: it was there already, or has fewer replicas
+        than asked for. "" when nothing.
     """
 
     def __init__(self, core: Core, kind: str, ref: str) -> None:
         self._core = core
         self.kind = kind
         self.ref = ref
+        self.note = ""
         #: The catalog request that carries the action, once it was sent.
         self.rid: RequestId | None = None
         self._task: asyncio.Task[T] | None = None
@@ -293,8 +299,14 @@ class Operation(Generic[T]):
         return await self._core.link.call(request, OperationState, deadline(10.0))
 
     def explain(self) -> Any:
-        """Sentences on what the catalog did for it, oldest first."""
-        return self._core.explain(self.rid or self.ref)
+        """Sentences on what the catalog did for it, oldest first; none when it did nothing."""
+        return self._core.bridge(self._explain)
+
+    async def _explain(self) -> list[str]:
+        try:
+            return await self._core.told_of(self.rid or self.ref)
+        except NotFound:
+            return []
 
     def __await__(self) -> Generator[Any, None, T]:
         return self._result().__await__()

@@ -40,8 +40,13 @@ def forget(session: Any) -> None:
             _open.remove(session)
 
 
-def current_session() -> Any:
+def current_session(*, instead_of: Any = None) -> Any:
     """Return the session that a bare call means.
+
+    Parameters
+    ----------
+    instead_of : Session, optional
+        The closed one of the handle that asks, for the message.
 
     Raises
     ------
@@ -61,6 +66,11 @@ def current_session() -> Any:
         )
         raise UnsupportedPlatform(message)
     if not _open:
-        message = "there is no session; call tensorcast_dask.connect(...) first"
+        message = (
+            "there is no session; call tensorcast_dask.connect(...) first"
+            if instead_of is None
+            else "the session of this artifact was closed, and none is open here; "
+            "connect again: the artifact may be in the cluster still"
+        )
         raise CatalogUnavailable(message)
     return _open[-1]

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
     from tensorcast_dask.api.core import Core
 
+from tensorcast_dask.api.names import warn_of_shortfall
 from tensorcast_dask.api.puts import finish, give_back, keep_alive, reserve, take_name
 
 __all__ = ["Draft", "create", "index_of"]
@@ -139,6 +140,7 @@ class Draft:
             raise
         self.state = "committed"
         self._stop()
+        warn_of_shortfall(info)
         return Artifact(info, self._session)
 
     def _freeze(self, limit: Deadline) -> None:

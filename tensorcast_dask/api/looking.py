@@ -69,7 +69,22 @@ class Looking(Calls):
         )
 
     def explain(self, ref: Artifact | Worker | str) -> Any:
-        """Why is it as it is: sentences, oldest first."""
+        """Why is it as it is: sentences, oldest first.
+
+        Parameters
+        ----------
+        ref : Artifact, Worker or str
+            An artifact or its id, a node, or the id of a request.
+
+        Returns
+        -------
+        list of str
+
+        Raises
+        ------
+        NotFound
+            When nothing is called so.
+        """
         return self._core.explain(ref.node if isinstance(ref, Worker) else ref_of(ref))
 
     def debug_state(self) -> Any:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from tensorcast_dask.api import drafts, lending, moves, puts, tasks
 from tensorcast_dask.api.artifact import Artifact
 from tensorcast_dask.api.calls import Calls, Node
+from tensorcast_dask.api.names import warn_of_shortfall
 from tensorcast_dask.exceptions import InvalidArgument
 
 if TYPE_CHECKING:
@@ -47,7 +48,8 @@ class Making(Calls):
         labels : mapping of str to str, optional
             To find it by.
         replicas : int
-            On how many hosts. With fewer hosts it keeps what it can and is `degraded`.
+            On how many hosts. With fewer hosts it keeps what it can; the artifact is
+            `degraded`, and a warning is logged.
         version : int or "next", optional
             Commit another version of an id that exists; not shown before `publish`.
         worker : Worker or str, optional
@@ -89,6 +91,7 @@ class Making(Calls):
                     node=node,
                     limit=limit,
                 )
+            warn_of_shortfall(info)
             return Artifact(info, self._session)
 
         return self._core.call(work)
@@ -206,7 +209,8 @@ class Making(Calls):
         Returns
         -------
         Operation
-            Its result is the `Artifact`.
+            Its result is the `Artifact`: the one there is where the id holds the same
+            content already; `note` says so, and why it is `degraded` where it is.
 
         Raises
         ------
@@ -227,6 +231,8 @@ class Making(Calls):
                 replicas=replicas,
                 limit=limit,
             )
+            operation.note = operation.note or info.degraded
+            warn_of_shortfall(info)
             return Artifact(info, self._session)
 
         return self._operate("load", id, action, wait=wait)

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tensorcast_dask.api.names import check_labels, check_version
-from tensorcast_dask.exceptions import InvalidArgument, Unimplemented
+from tensorcast_dask.api.same import same_content
+from tensorcast_dask.dataplane.files.model import open_model
+from tensorcast_dask.dataplane.files.reading import segment_sums
+from tensorcast_dask.exceptions import (
+    AbsentError,
+    AlreadyExists,
+    FileError,
+    InvalidArgument,
+    Unimplemented,
+)
 from tensorcast_dask.tensors.ids import ArtifactId, Generation, NodeId, check_name
 from tensorcast_dask.tensors.messages import (
     ArtifactInfo,
@@ -143,7 +153,28 @@ async def load(
         labels=check_labels(labels),
         replicas=replicas,
     )
-    return await core.ask(request, ArtifactInfo, limit, operation=operation)
+    try:
+        return await core.ask(request, ArtifactInfo, limit, operation=operation)
+    except AlreadyExists as error:
+        same = await _same_file(core, request, error, limit)
+        if same is None:
+            raise
+        operation.note = "it was there already, with the same content"
+        return same
+
+
+async def _same_file(
+    core: Core, request: LoadFile, taken: AlreadyExists, limit: Deadline
+) -> ArtifactInfo | None:
+    """Give the artifact that holds the name, when a file that is here has its content."""
+    try:
+        model = await core.in_thread(open_model, request.path)
+    except (AbsentError, FileError):
+        return None  # only the node has it
+    with model:
+        digest = model.index.digest()
+        sums = partial(segment_sums, model)
+        return await same_content(core, request.id, digest, sums, taken, limit)
 
 
 async def save(

@@ -8,6 +8,7 @@ Rules:
 
 from __future__ import annotations
 
+import logging
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -60,7 +61,10 @@ __all__ = [
     "resolve",
     "set_alias",
     "unpin",
+    "warn_of_shortfall",
 ]
+
+_LOG = logging.getLogger(__name__)
 
 _PAGE = 1000
 
@@ -75,6 +79,17 @@ def check_version(version: object) -> int:
         message = f'version must be a positive integer, "next" or None, not {version!r}'
         raise InvalidArgument(message)
     return version
+
+
+def warn_of_shortfall(info: ArtifactInfo) -> None:
+    """Say in the log that a version has fewer replicas than were asked for."""
+    if info.degraded:
+        _LOG.warning(
+            "%r v%d is degraded: %s; more hosts, or replicas=1, would mend it",
+            info.id,
+            info.version,
+            info.degraded,
+        )
 
 
 def check_labels(labels: Mapping[str, str] | None) -> dict[str, str]:

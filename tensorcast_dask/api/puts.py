@@ -7,6 +7,9 @@ Rules:
 2. What the caller may change later is copied before a call returns.
 3. A name that is taken by equal content is the caller's artifact; by other content it is
    AlreadyExists. Contents are compared by their sums, and only in that case.
+4. A creation that was on no disk yet when the scheduler was killed is unknown to its
+   successor: the whole put is done again, within the same deadline. The workers went with
+   the scheduler, so it waits a while for one to come back.
 """
 
 from __future__ import annotations
@@ -18,16 +21,16 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from tensorcast_dask.api.deadlines import Deadline, deadline
-from tensorcast_dask.api.names import check_labels, check_version, locate
+from tensorcast_dask.api.names import check_labels, check_version
+from tensorcast_dask.api.same import same_content
 from tensorcast_dask.dataplane import arrays, memory
 from tensorcast_dask.dataplane.remote import allow_reader
 from tensorcast_dask.exceptions import (
     AbsentError,
     AlreadyExists,
-    PeerLost,
+    CapacityError,
     TensorCastError,
     UnsupportedPlatform,
-    WrongPeer,
 )
 from tensorcast_dask.tensors.checksums import encode_sums
 from tensorcast_dask.tensors.ids import (
@@ -35,12 +38,12 @@ from tensorcast_dask.tensors.ids import (
     Generation,
     NodeId,
     check_name,
+    epoch_of,
 )
 from tensorcast_dask.tensors.messages import (
     Abort,
     AbortCreated,
     ArtifactInfo,
-    ChunkMap,
     Commit,
     CommitCreated,
     Create,
@@ -51,8 +54,6 @@ from tensorcast_dask.tensors.messages import (
     Owner,
     Reserve,
     Reserved,
-    Resolve,
-    SumsAsked,
     Write,
 )
 
@@ -77,6 +78,9 @@ __all__ = [
 _THREADS: Final = 2
 _PIECE_BYTES: Final = 16 << 20
 _CREATE_TTL_S: Final = 60.0
+#: How long a put that is done again waits for a node that can take it, looking so often.
+_RETURN_S: Final = 30.0
+_AGAIN_S: Final = 0.2
 
 
 async def take_name(
@@ -125,31 +129,59 @@ async def put(
 ) -> ArtifactInfo:
     """Copy tensors into the cluster."""
     index, sources = await core.in_thread(arrays.canonical, tensors)
-    try:
-        created = await take_name(
-            core,
-            artifact_id,
-            index,
-            owner=Owner.SYSTEM,
-            labels=labels,
-            replicas=replicas,
-            version=version,
-            node=node,
-            limit=limit,
-        )
-    except AlreadyExists as error:
-        same = await _same_content(
-            core, ArtifactId(artifact_id), index, sources, error, limit
-        )
-        if same is None:
-            raise
-        return same
     named = dict(labels or {})
-    async with creation(core, created):
-        await core.in_thread(
-            _send, core, created, ArtifactId(artifact_id), index, sources, named, limit
-        )
-        return await finish(core, created, limit)
+    patient = deadline(0.0)
+    while True:
+        try:
+            created = await take_name(
+                core,
+                artifact_id,
+                index,
+                owner=Owner.SYSTEM,
+                labels=labels,
+                replicas=replicas,
+                version=version,
+                node=node,
+                limit=limit,
+            )
+        except AlreadyExists as error:
+            sums = partial(_sums, index, sources)
+            digest = index.digest()
+            same = await same_content(core, artifact_id, digest, sums, error, limit)
+            if same is None:
+                raise
+            return same
+        except CapacityError:
+            if not patient.left_s() or not limit.left_s():
+                raise
+            await asyncio.sleep(_AGAIN_S)
+            continue
+        what = ArtifactId(artifact_id), index, sources, named, limit
+        try:
+            async with creation(core, created):
+                await core.in_thread(_send, core, created, *what)
+                return await finish(core, created, limit)
+        except AbsentError:
+            if not _is_forgotten(core, created):
+                raise
+            limit.check("the put was done again after a restart of the scheduler")
+            patient = deadline(_RETURN_S)
+
+
+def _is_forgotten(core: Core, created: Created) -> bool:
+    """Say whether a later catalog than that which began a creation speaks now (rule 4)."""
+    greeting = core.link.greeting
+    return greeting is not None and greeting.epoch > epoch_of(created.generation)
+
+
+def _sums(index: Index, sources: Sequence[Source], chunk_bytes: int) -> bytes:
+    content = arrays.RangeReader(sources, index)
+    return encode_sums(
+        [
+            memory.sum_of(content.read(at, min(chunk_bytes, index.nbytes - at)).data)
+            for at in range(0, index.nbytes, chunk_bytes)
+        ]
+    )
 
 
 @contextlib.asynccontextmanager
@@ -313,53 +345,4 @@ def _fill_remote(
     memory.run_parallel(
         [partial(send, offset) for offset in range(0, index.nbytes, step)],
         threads=_THREADS,
-    )
-
-
-# -------------------------------------------------------------------- equal content
-async def _same_content(
-    core: Core,
-    artifact_id: ArtifactId,
-    index: Index,
-    sources: Sequence[Source],
-    taken: AlreadyExists,
-    limit: Deadline,
-) -> ArtifactInfo | None:
-    """Give the artifact that holds the name, when its content is this content."""
-    facts = taken.data
-    if facts.get("index_digest") != index.digest() or "generation" not in facts:
-        return None
-    generation = Generation(int(facts["generation"] or 0))
-    try:
-        locations = await locate(core, generation, limit)
-    except AbsentError:
-        return None  # still being made, lost, or destroyed just now: nothing to compare with
-    for location in locations:
-        request = SumsAsked(rid=core.link.next_rid(), generation=generation)
-        try:
-            frame = await core.in_thread(
-                core.stores.ask, location.card, request, ChunkMap, limit
-            )
-        except (AbsentError, PeerLost, WrongPeer):
-            continue
-        there = frame.message
-        here = await core.in_thread(_sums, index, sources, there.chunk_bytes)
-        if here != there.sums:
-            return None
-        resolve = Resolve(
-            rid=core.link.next_rid(),
-            id=artifact_id,
-            version=int(facts.get("version") or 0),
-        )
-        return await core.ask(resolve, ArtifactInfo, limit)
-    return None
-
-
-def _sums(index: Index, sources: Sequence[Source], chunk_bytes: int) -> bytes:
-    content = arrays.RangeReader(sources, index)
-    return encode_sums(
-        [
-            memory.sum_of(content.read(at, min(chunk_bytes, index.nbytes - at)).data)
-            for at in range(0, index.nbytes, chunk_bytes)
-        ]
     )

@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Self
 
 from tensorcast_dask.api import tasks
+from tensorcast_dask.api.calls import whole
 from tensorcast_dask.api.finding import Finding
 from tensorcast_dask.api.looking import Looking
 from tensorcast_dask.api.making import Making
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["Session"]
 
 
+@whole
 class Session(Making, Finding, Reading, Placing, Looking):
     """A program's connection to the tensor service of one Dask cluster.
 

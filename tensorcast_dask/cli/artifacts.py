@@ -145,23 +145,29 @@ def put(
     scheduler: str | None,
     as_json: bool,
 ) -> None:
-    """Import a safetensors file, directory or index as artifact ID."""
+    """Import a safetensors file, directory or index as artifact ID.
+
+    Where ID holds the same content already nothing is changed, and that is said.
+    """
 
     def work() -> None:
         with session(scheduler) as cast:
-            artifact = cast.load(
+            loading = cast.load(
                 path,
                 id_,
                 labels=labels,
                 replicas=replicas,
                 version="next" if next_version else None,
-            ).result()
+            )
+            artifact = loading.result()
             if publish:
                 artifact.publish()
             if as_json:
                 show_json(artifact.info)
             else:
                 success(f"{artifact!r}")
+            if loading.note:
+                success(f"{id_}: {loading.note}")
 
     run(work)
 

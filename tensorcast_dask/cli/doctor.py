@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from tensorcast_dask.cli.output import human_bytes, show_json, show_table
+from tensorcast_dask.config import Settings
 from tensorcast_dask.dataplane import congestion, hosts, segments
 from tensorcast_dask.exceptions import TensorCastError
 
@@ -77,7 +78,8 @@ def _system() -> Finding:
 
 
 def _run_directory() -> Finding:
-    path = hosts.run_directory()
+    path = hosts.run_directory(Settings.read().run_dir)
+    hosts.check_length(path)
     return Finding(what="run directory", found=f"{path}, host {hosts.host_id(path)}")
 
 

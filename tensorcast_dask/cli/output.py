@@ -6,7 +6,10 @@ Rules:
 2. With `--json` standard output carries one JSON value and nothing else.
 3. Exit status: 0 done, 1 the service refused (the error's kind stands first on standard
    error), 2 wrong usage, 3 the service could not be reached in time, 130 interrupted.
-4. A reader that went away (`tensorcast ls | head`) is no error.
+4. JSON has every field, set or not; bytes are hexadecimal text, what is not finite is null.
+   Generations, and integers that a double cannot hold, are text: many readers of JSON
+   know no other number than a double.
+5. A reader that went away (`tensorcast ls | head`) is no error.
 """
 
 from __future__ import annotations
@@ -32,6 +35,8 @@ __all__ = ["human_bytes", "run", "show_json", "show_table", "success"]
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
 _PIPE_COLUMNS: Final = 10_000
 _INTERRUPTED: Final = 130
+#: The largest integer up to which a double holds all of them.
+_EXACT: Final = (1 << 53) - 1
 
 
 def human_bytes(nbytes: float) -> str:
@@ -43,25 +48,35 @@ def human_bytes(nbytes: float) -> str:
     raise AssertionError("unreachable: the last unit always answers")  # noqa: EM101
 
 
-def _plain(value: Any) -> Any:
-    """Give what JSON can say: bytes as hexadecimal text, infinity as null."""
+def _plain(value: Any, name: str = "") -> Any:
+    """Give what JSON can say (rule 4)."""
+    plain = value
     match value:
-        case bytes():
-            return value.hex()
-        case float() if not math.isfinite(value):
-            return None
+        case msgspec.Struct():
+            fields = value.__struct_fields__
+            plain = {field: _plain(getattr(value, field), field) for field in fields}
         case dict():
-            return {str(key): _plain(each) for key, each in value.items()}
+            plain = {str(key): _plain(each, str(key)) for key, each in value.items()}
         case list() | tuple():
-            return [_plain(each) for each in value]
+            plain = [_plain(each, name) for each in value]
+        case bytes():
+            plain = value.hex()
+        case bool() | None:
+            pass
+        case int() if name.endswith("generation") or abs(value) > _EXACT:
+            plain = str(value)
+        case float() if not math.isfinite(value):
+            plain = None
+        case int() | float():
+            pass
         case _:
-            return value
+            plain = str(value)
+    return plain
 
 
 def show_json(value: Any) -> None:
     """Print one JSON value."""
-    built = msgspec.to_builtins(value, builtin_types=(bytes,), enc_hook=str)
-    click.echo(json.dumps(_plain(built), sort_keys=True))
+    click.echo(json.dumps(_plain(value), sort_keys=True))
 
 
 def show_table(
@@ -90,7 +105,7 @@ def run(action: Callable[[], None]) -> None:
     except TensorCastError as error:
         click.echo(f"{error.kind}: {error.message}", err=True)
         sys.exit(3 if isinstance(error, ReachError) else 1)
-    except BrokenPipeError:  # rule 4
+    except BrokenPipeError:  # rule 5
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:
         click.echo(f"CatalogUnavailable: {error}; is the address right?", err=True)

@@ -37,6 +37,7 @@ __all__ = [
     "PeerCredentials",
     "PidWatch",
     "cards",
+    "check_length",
     "clean_dead",
     "cluster_folder",
     "host_id",
@@ -53,6 +54,9 @@ __all__ = [
 CARD_NAME: Final = "card.json"
 SOCKET_NAME: Final = "sock"
 _MAX_SOCKET_BYTES: Final = 100
+#: Length of the names of a cluster's folder and of a node's.
+_CLUSTER_DIGITS: Final = 12
+_NODE_DIGITS: Final = 32
 _SO_PEERPIDFD: Final = 77
 
 
@@ -93,7 +97,7 @@ def _checked(path: Path) -> Path:
 
 def cluster_folder(run_dir: Path, cluster: str) -> Path:
     """Return the folder of one cluster, made when it is missing; `cluster` is any text."""
-    digest = hashlib.sha256(cluster.encode()).hexdigest()[:12]
+    digest = hashlib.sha256(cluster.encode()).hexdigest()[:_CLUSTER_DIGITS]
     path = run_dir / digest
     with contextlib.suppress(FileExistsError):
         path.mkdir(mode=0o700)
@@ -117,10 +121,26 @@ def socket_path(folder: Path) -> str:
         When the path is too long for a unix socket.
     """
     path = str(folder / SOCKET_NAME)
-    if len(os.fsencode(path)) > _MAX_SOCKET_BYTES:
-        message = f"socket path {path} takes more than {_MAX_SOCKET_BYTES} bytes; set TENSORCAST_RUN_DIR to a shorter directory"
+    nbytes = len(os.fsencode(path))
+    if nbytes > _MAX_SOCKET_BYTES:
+        message = (
+            f"socket path {path} takes {nbytes} bytes, a unix socket's at most "
+            f"{_MAX_SOCKET_BYTES}; set tensorcast.run-dir (TENSORCAST_RUN_DIR) to a "
+            f"directory whose path is at least {nbytes - _MAX_SOCKET_BYTES} bytes shorter"
+        )
         raise InvalidArgument(message)
     return path
+
+
+def check_length(run_dir: Path) -> None:
+    """Refuse a run directory in which no store could listen.
+
+    Raises
+    ------
+    InvalidArgument
+        When its path is too long.
+    """
+    socket_path(run_dir / ("0" * _CLUSTER_DIGITS) / ("0" * _NODE_DIGITS))
 
 
 def host_id(run_dir: Path, override: str = "") -> HostId:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-import struct
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -28,18 +27,14 @@ if TYPE_CHECKING:
 __all__ = [
     "DEFAULT_THREADS",
     "address",
-    "chunk_count",
-    "chunk_range",
     "copy",
     "copy_summed",
     "flat",
     "new_digest",
-    "pack_sums",
     "private",
     "run_parallel",
     "sum_of",
     "sums_of",
-    "unpack_sums",
 ]
 
 
@@ -314,17 +309,6 @@ def private(nbytes: int) -> memoryview:
     return memoryview(area)
 
 
-def chunk_count(nbytes: int, chunk_bytes: int) -> int:
-    """How many chunks `nbytes` have; none when there are no bytes."""
-    return -(-nbytes // chunk_bytes)
-
-
-def chunk_range(chunk: int, *, nbytes: int, chunk_bytes: int) -> tuple[int, int]:
-    """Offset and length of one chunk; the last may be short."""
-    offset = chunk * chunk_bytes
-    return offset, max(0, min(chunk_bytes, nbytes - offset))
-
-
 def sums_of(
     buffer: Any,  # noqa: ANN401
     chunk_bytes: int,
@@ -333,7 +317,7 @@ def sums_of(
 ) -> list[int]:
     """xxh3_64 of each chunk of a contiguous buffer, several at a time."""
     view = flat(buffer)
-    count = chunk_count(view.nbytes, chunk_bytes)
+    count = -(-view.nbytes // chunk_bytes)
     sums = [0] * count
 
     def job(first: int, step: int) -> Callable[[], object]:
@@ -347,13 +331,3 @@ def sums_of(
     lanes = max(1, min(threads, view.nbytes // _PIECE_BYTES))
     run_parallel([job(lane, lanes) for lane in range(lanes)], threads=threads)
     return sums
-
-
-def pack_sums(sums: Sequence[int]) -> bytes:
-    """Pack sums as the little-endian u64s of `ChunkMap.sums`."""
-    return struct.pack(f"<{len(sums)}Q", *sums)
-
-
-def unpack_sums(packed: bytes) -> tuple[int, ...]:
-    """Unpack what `pack_sums` made."""
-    return struct.unpack(f"<{len(packed) // 8}Q", packed)

@@ -172,11 +172,13 @@ class PullRun:
             index_digest=digest_of_index(planner.index),
             sums=encode_sums(planner.sums) if same_cut else b"",
         )
-        used = [side.number for side in self._sides if planner.share()[side.number]]
+        share = planner.share()
+        asked = [side.location for side in self._sides]
+        used = [asked[number] for number in range(len(asked)) if share[number]]
         return Pulled(
             moved_bytes=wanted.nbytes,
-            via="tcp",
-            sources=tuple(self._sides[number].location.card.node for number in used),
+            via="+".join(sorted({_scheme(location) for location in used or asked})),
+            sources=tuple(location.card.node for location in used),
         )
 
     def _close(self) -> None:
@@ -247,12 +249,10 @@ class PullRun:
         _spawn(ask)
 
     def _connect(self, side: _Side) -> Source:
-        card = side.location.card
-        scheme = "tcp" if card.data_port else "unix"
         return open_source(
             side.location,
             self._source_generation,
-            scheme=scheme,
+            scheme=_scheme(side.location),
             context=self._context,
         )
 
@@ -429,6 +429,11 @@ class PullRun:
                 for_ever=bool(error.data.get("damaged")) or not error.retryable,
             )
         )
+
+
+def _scheme(location: Location) -> str:
+    """Name the transport to a source: one without a data port is on this host."""
+    return "tcp" if location.card.data_port else "unix"
 
 
 def _spawn(target: Callable[[], None]) -> threading.Thread:

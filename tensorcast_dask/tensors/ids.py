@@ -28,6 +28,7 @@ __all__ = [
     "SessionId",
     "Version",
     "check_name",
+    "epoch_of",
     "generation_of",
 ]
 
@@ -50,6 +51,11 @@ def generation_of(epoch: Epoch, counter: int) -> Generation:
     """Compose a generation; `counter` starts again at 1 in each epoch."""
     assert 0 < counter < 1 << _COUNTER_BITS, "catalog: generation counter overflow"
     return Generation(epoch << _COUNTER_BITS | counter)
+
+
+def epoch_of(generation: Generation) -> Epoch:
+    """Tell in which life of the catalog a generation was minted."""
+    return Epoch(generation >> _COUNTER_BITS)
 
 
 def check_name(name: object, *, what: str = "artifact id") -> str:

@@ -25,6 +25,7 @@ from tensorcast_dask.exceptions import (
     StaleOwner,
     WrongPeer,
 )
+from tensorcast_dask.tensors.checksums import encode_sums
 from tensorcast_dask.tensors.ids import Generation
 from tensorcast_dask.tensors.messages import ChunkMap, Location
 from tests.kit.holders import TOKEN, Break, Served
@@ -53,7 +54,7 @@ class FakeSource:
             nbytes=len(served.data),
             chunk_bytes=served.chunk_bytes,
             index=b"",
-            sums=memory.pack_sums(sums),
+            sums=encode_sums(sums),
             stamp=served.stamp,
         )
         self._expected = Expected(found)

@@ -10,6 +10,7 @@ Rules:
 from __future__ import annotations
 
 import contextlib
+import struct
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
@@ -25,6 +26,7 @@ from tensorcast_dask.dataplane.channel import Credentials
 from tensorcast_dask.dataplane.segments import MemoryFile
 from tensorcast_dask.dataplane.server import Limits, Peer, Reply, Server
 from tensorcast_dask.exceptions import Gone, Unimplemented
+from tensorcast_dask.tensors.checksums import chunk_count, chunk_range, encode_sums
 from tensorcast_dask.tensors.frames import pack_header
 from tensorcast_dask.tensors.ids import (
     ClusterId,
@@ -95,12 +97,10 @@ class Served:
 
     @property
     def chunks(self) -> int:
-        return memory.chunk_count(len(self.data), self.chunk_bytes)
+        return chunk_count(len(self.data), self.chunk_bytes)
 
     def chunk(self, number: int) -> bytes:
-        offset, nbytes = memory.chunk_range(
-            number, nbytes=len(self.data), chunk_bytes=self.chunk_bytes
-        )
+        offset, nbytes = chunk_range(number, len(self.data), self.chunk_bytes)
         return self.data[offset : offset + nbytes]
 
     def break_at(self, chunk: int, how: Break) -> None:
@@ -140,7 +140,7 @@ class _Holder:
             case ReadChunk():
                 return self._chunk(request, peer)
             case ReadRanges(generation=generation, ranges=packed):
-                numbers = memory.unpack_sums(packed)
+                numbers = struct.unpack(f"<{len(packed) // 8}Q", packed)
                 parts = [
                     served.data[at : at + n]
                     for at, n in zip(numbers[::2], numbers[1::2], strict=True)
@@ -170,7 +170,7 @@ class _Holder:
             nbytes=len(self._served.data),
             chunk_bytes=self._served.chunk_bytes,
             index=b"",
-            sums=memory.pack_sums(self._sums),
+            sums=encode_sums(self._sums),
             stamp=self._served.stamp,
         )
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import tensorcast_dask as tc
+from tensorcast_dask.dataplane import faults
 from tests.kit.clusters import Cluster
 from tests.kit.eventually import eventually
 
@@ -114,3 +116,39 @@ def test_p31_a_draft_is_committed_by_the_successor_of_the_scheduler_that_began_i
             artifact = draft.commit()
             for found in (artifact, cast.artifact("draft")):
                 assert (found.tensor(framework="numpy") == 7.5).all()
+
+
+@pytest.mark.timeout(120)
+def test_a_put_whose_beginning_the_successor_does_not_know_is_done_again(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path_factory.mktemp("p")
+    journal = folder / "journal.duckdb"
+    spec, log = folder / "faults", folder / "log"
+    faults.write_spec(spec, "put.before_commit=pause:60@1")
+    armed = {"TENSORCAST_FAULTS_FILE": str(spec), "TENSORCAST_FAULTS_LOG": str(log)}
+    with Cluster(folder, SETTINGS | {"JOURNAL": str(journal)}) as cluster:
+        monkeypatch.setenv("TENSORCAST_RUN_DIR", str(cluster.run_dir))
+        cluster.start_scheduler()
+        cluster.start_worker(name="a", env=armed)
+        cluster.wait_for_nodes(1, attended=1)
+        with tc.connect(cluster.address) as cast, ThreadPoolExecutor(1) as beside:
+            putting = beside.submit(cast.put, content(1), "x")
+            eventually(lambda: faults.read_log(log), within_s=30)
+            cluster.scheduler.kill()
+            cluster.scheduler.wait()
+            lost(journal)
+            cluster.start_scheduler()
+            eventually(cast.nodes, within_s=30)
+            faults.write_spec(spec, "")
+            cluster.start_worker(
+                name="a"
+            )  # Dask's workers do not outlive their scheduler
+            made = putting.result(timeout=60)
+            assert made.version == 1
+            assert same(made, 1)
+            assert same(cast.artifact("x"), 1)
+            assert [a.id for a in cast.list(all_versions=True)] == ["x"]
+            eventually(
+                lambda: cast.pool()["host"].replicas == 1, within_s=30, what="one copy"
+            )

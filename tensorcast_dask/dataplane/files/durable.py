@@ -30,7 +30,7 @@ from xxhash import xxh3_64_hexdigest
 from tensorcast_dask.dataplane import faults
 from tensorcast_dask.dataplane.files.opening import system_errors
 from tensorcast_dask.dataplane.files.pieces import IOV_MAX
-from tensorcast_dask.exceptions import CapacityError, InvalidArgument
+from tensorcast_dask.exceptions import CapacityError, InvalidArgument, NotFound
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -64,7 +64,7 @@ def resolve_target(path: str | os.PathLike[str]) -> Path:
     with system_errors(path):
         try:
             target = Path(os.path.realpath(path))
-            target.parent.stat()  # raises what open would
+            _check_folder(target)
             mode = target.stat().st_mode if target.exists() else stat.S_IFREG
         except ValueError as error:
             message = f"{os.fspath(path)!r} is not a path ({error})"
@@ -73,6 +73,17 @@ def resolve_target(path: str | os.PathLike[str]) -> Path:
         message = f"{target} is no regular file and would be lost; save elsewhere"
         raise InvalidArgument(message)
     return target
+
+
+def _check_folder(target: Path) -> None:
+    try:
+        target.parent.stat()  # raises what open would
+    except (FileNotFoundError, NotADirectoryError) as error:
+        message = (
+            f"there is no folder {target.parent} to write {target.name} in; make it on "
+            "the host that writes, or choose another"
+        )
+        raise NotFound(message, {"folder": str(target.parent)}) from error
 
 
 def require_room(folder: Path, need_bytes: int) -> None:

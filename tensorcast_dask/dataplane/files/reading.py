@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from xxhash import xxh3_64
 
-from tensorcast_dask.dataplane import faults
+from tensorcast_dask.dataplane import faults, memory
 from tensorcast_dask.dataplane.files.opening import system_errors
 from tensorcast_dask.dataplane.files.pieces import (
     BLOCK_BYTES,
@@ -39,13 +39,14 @@ from tensorcast_dask.dataplane.files.pieces import (
     overlap,
 )
 from tensorcast_dask.exceptions import CorruptFile, FileChanged, InvalidArgument
+from tensorcast_dask.tensors.checksums import encode_sums
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from tensorcast_dask.dataplane.files.model import Model, ModelFile
 
-__all__ = ["CHUNK_BYTES", "ReadReport", "read_into", "verify"]
+__all__ = ["CHUNK_BYTES", "ReadReport", "read_into", "segment_sums", "verify"]
 
 #: Unit of a checksum and of a thread's work, where the file does not say otherwise.
 CHUNK_BYTES: Final = 8 << 20
@@ -115,6 +116,19 @@ def read_into(
 def verify(model: Model, *, threads: int = 2, direct: bool | None = None) -> ReadReport:
     """Read a model for its checksums alone; raises as `read_into`."""
     return _run(model, _NoTarget(), threads=threads, direct=direct, on_bytes=None)
+
+
+def segment_sums(model: Model, chunk_bytes: int) -> bytes:
+    """Read a model for the encoded sums of the segment that it would be.
+
+    Where the file's own chunks are not the segment's it takes memory for all of it.
+    """
+    report = verify(model)
+    if report.sums is not None and report.chunk_bytes == chunk_bytes:
+        return encode_sums(report.sums)
+    content = memory.private(model.index.nbytes)
+    read_into(model, content)
+    return encode_sums(memory.sums_of(content, chunk_bytes))
 
 
 def _run(

@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from tensorcast_dask.dataplane.channel import Credentials, Prefer
-from tensorcast_dask.dataplane.memory import unpack_sums
 from tensorcast_dask.exceptions import Incomplete, InvalidArgument, PeerLost
+from tensorcast_dask.tensors.checksums import decode_sums
 from tensorcast_dask.tensors.ids import Generation, RequestId
 
 if TYPE_CHECKING:
@@ -180,7 +180,13 @@ class Expected:
     __slots__ = ("_stamp", "_sums")
 
     def __init__(self, chunk_map: ChunkMap | None = None) -> None:
-        self._sums = unpack_sums(chunk_map.sums) if chunk_map else ()
+        self._sums: tuple[int, ...] = ()
+        if chunk_map is not None and chunk_map.sums:
+            self._sums = decode_sums(
+                chunk_map.sums,
+                nbytes=chunk_map.nbytes,
+                chunk_bytes=chunk_map.chunk_bytes,
+            )
         self._stamp = chunk_map.stamp if chunk_map else None
 
     def check_sum(self, chunk: int, found: int, *, peer: str) -> None:

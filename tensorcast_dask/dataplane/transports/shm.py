@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from tensorcast_dask.dataplane.channel import Channel, Prefer
 from tensorcast_dask.dataplane.maps import PrivateMap
-from tensorcast_dask.dataplane.memory import chunk_range, copy, copy_summed, flat
+from tensorcast_dask.dataplane.memory import copy, copy_summed, flat
 from tensorcast_dask.dataplane.transports.base import (
     Arrived,
     Context,
@@ -27,6 +27,7 @@ from tensorcast_dask.dataplane.transports.base import (
     register,
 )
 from tensorcast_dask.exceptions import PeerLost, WrongPeer
+from tensorcast_dask.tensors.checksums import chunk_range
 from tensorcast_dask.tensors.messages import (
     ChunkMap,
     ChunkMapAsked,
@@ -134,9 +135,7 @@ class ShmSource:
     def read_chunk(self, chunk: int, into: Any) -> Arrived:  # noqa: ANN401
         """See `Source`."""
         view = self._view()
-        offset, nbytes = chunk_range(
-            chunk, nbytes=self._nbytes, chunk_bytes=self._chunk_bytes
-        )
+        offset, nbytes = chunk_range(chunk, self._nbytes, self._chunk_bytes)
         target = flat(into)[:nbytes]
         found = copy_summed(target, view[offset : offset + nbytes])
         self._expected.check_sum(chunk, found, peer=self._channel.stream.peer)

@@ -9,7 +9,7 @@ Rules:
 
 from __future__ import annotations
 
-from tensorcast_dask.exceptions import CatalogUnavailable, TensorCastError
+from tensorcast_dask.exceptions import CatalogUnavailable, NotFound, TensorCastError
 from tensorcast_dask.scheduler_plugin.state.checks import check_count, check_labels
 from tensorcast_dask.scheduler_plugin.state.creations import Creations
 from tensorcast_dask.scheduler_plugin.state.events import RunQuery, Snapshot
@@ -25,7 +25,7 @@ from tensorcast_dask.scheduler_plugin.state.operations import Caller
 from tensorcast_dask.scheduler_plugin.state.outbox import Name
 from tensorcast_dask.scheduler_plugin.state.outcomes import Value
 from tensorcast_dask.scheduler_plugin.state.records import VersionRecord, info_of
-from tensorcast_dask.tensors.ids import ArtifactId, Version
+from tensorcast_dask.tensors.ids import ArtifactId, NodeId, RequestId, Version
 from tensorcast_dask.tensors.messages import (
     ArtifactInfo,
     Describe,
@@ -175,7 +175,25 @@ class Reads:
         lines = self._stories.of(ask.ref, now_s=self._outbox.now_s)
         name = ArtifactId(ask.ref)
         lines += tuple((0.0, line) for line in self._now(name))
+        if not lines and not self._is_known(ask.ref):
+            message = (
+                f"nothing is known of {ask.ref!r}: no artifact, node or request is called "
+                "so; `list` and `nodes` show what there is"
+            )
+            self._tell(caller, Fault.of(NotFound(message)), name)
+            return
         self._tell(caller, Explained(lines=lines), name)
+
+    def _is_known(self, ref: str) -> bool:
+        """Say whether there is something of which nothing has to be told."""
+        names, name = self._names, ArtifactId(ref)
+        return (
+            name in names.views
+            or name in names.aliases
+            or names.numbers.issued(name) > 0
+            or NodeId(ref) in self._nodes.records
+            or self._operations.state_of(RequestId(ref)).status != "unknown"
+        )
 
     def _now(self, name: ArtifactId) -> list[str]:
         artifact = self._names.artifacts.get(name)

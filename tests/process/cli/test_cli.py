@@ -100,6 +100,32 @@ def test_a_next_version_shows_once_it_is_published(up: Commands, model: Path) ->
     up("rm", "versions/w")
 
 
+def test_putting_what_is_there_already_changes_nothing_and_is_said(
+    up: Commands, model: Path
+) -> None:
+    first = up.json("put", str(model), "again/w")
+    assert up.json("put", str(model), "again/w") == first
+    assert "already" in up("put", str(model), "again/w")[1]
+    up("rm", "again/w")
+
+
+def test_replicas_that_one_host_cannot_hold_are_said(up: Commands, model: Path) -> None:
+    assert "1 of 2 hosts" in up("put", str(model), "two/w", "--replicas", "2")[1]
+    assert "1 of 2 hosts" in up.json("show", "two/w")["artifact"]["degraded"]
+    up("rm", "two/w")
+
+
+def test_json_has_every_field_and_generations_as_text(
+    up: Commands, model: Path
+) -> None:
+    put = up.json("put", str(model), "json/w")
+    assert (put["labels"], put["degraded"], put["base"]) == ({}, "", "")
+    assert put["generation"].isdecimal()
+    (row,) = up.json("sql", "SELECT generation FROM versions WHERE id = 'json/w'")
+    assert row == {"generation": put["generation"]}
+    up("rm", "json/w")
+
+
 def test_nodes_show_every_tier(up: Commands) -> None:
     for node in up.json("nodes"):
         assert node["attended"]
@@ -173,6 +199,7 @@ def test_getting_onto_a_folder_that_is_not_there_is_refused(
 ) -> None:
     up("put", str(model), "refused/get")
     _, err = up("get", "refused/get", str(tmp_path / "no" / "such" / "f"), status=1)
+    assert f"no folder {tmp_path / 'no' / 'such'}" in err
     assert err.count("\n") <= 3
     up("rm", "refused/get")
 
@@ -190,8 +217,12 @@ def test_a_command_without_a_cluster_says_how_to_name_one(alone: Commands) -> No
 
 
 def test_an_address_where_nobody_answers_ends_with_status_3(alone: Commands) -> None:
+    alone.env["TENSORCAST_SESSION__REFUSED_TIMEOUT"] = "100ms"
     address = f"tcp://127.0.0.1:{free_port()}"
-    assert "CatalogUnavailable" in alone("ls", "-s", address, status=3)[1]
+    said = alone("ls", "-s", address, status=3)[1]
+    assert said.startswith("CatalogUnavailable: connection refused")
+    unknown = "tcp://no-such-host.invalid:8786"
+    assert "unknown host" in alone("ls", "-s", unknown, status=3)[1]
 
 
 def test_ctrl_c_while_waiting_is_status_130(alone: Commands) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from tensorcast_dask.dataplane import faults
@@ -372,6 +373,31 @@ def test_a_replica_is_pulled_bit_for_bit_over_tcp(
         assert again.via == "here"
         state = two.idle()
         assert state["busy"] == dict.fromkeys(state["busy"], 0)
+
+
+def test_a_pull_from_a_node_without_a_port_says_that_it_came_by_the_socket(
+    stores: Stores, stub: CatalogStub
+) -> None:
+    source, target = pair(stores, stub)
+    unlistened = msgspec.structs.replace(source, data_port=0)
+    with StoreClient(source) as one, StoreClient(target) as two:
+        gen = one.put(content(MIB))
+        task = stub.order(
+            target.node,
+            lambda task: DoPull(
+                task=task,
+                generation=gen,
+                id=ArtifactId("a"),
+                version=Version(1),
+                nbytes=MIB,
+                tier=Tier.HOST,
+                sources=(Location(card=unlistened, tier=Tier.HOST),),
+                deadline_s=20.0,
+            ),
+        )
+        done = stub.done(target.node, task, within_s=40.0)
+        assert (done.via, done.moved_bytes) == ("unix", MIB)
+        assert two.read(gen) == content(MIB)
 
 
 def test_a_pull_into_a_used_segment_is_bit_for_bit_too(

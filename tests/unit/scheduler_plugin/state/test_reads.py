@@ -133,8 +133,16 @@ def test_explain_tells_why_a_node_was_chosen_and_how_it_stands_now() -> None:
     assert "committed" in text
     assert "on w-c" in text
     assert told.lines[0][0] == pytest.approx(2.0, abs=0.01)
-    nothing = p.call(m.ExplainAsked(rid=p.rid(), ref="never"), m.Explained)
-    assert nothing.lines == ()
+
+
+def test_what_is_known_of_nothing_is_not_explained() -> None:
+    _, p = scene()
+    with pytest.raises(NotFound, match="'never'"):
+        p.call(m.ExplainAsked(rid=p.rid(), ref="never"), m.Explained)
+    p.put("x")
+    p.call(m.Destroy(rid=p.rid(), id=ArtifactId("x")), m.Destroyed)
+    for known in ("x", "a"):
+        p.call(m.ExplainAsked(rid=p.rid(), ref=known), m.Explained)
 
 
 def test_an_unknown_operation_is_said_to_be_unknown() -> None:

@@ -1,0 +1,99 @@
+"""What calls say for themselves: notes, refusals, and what a stranger reads."""
+
+from __future__ import annotations
+
+import pydoc
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+import tensorcast_dask as tc
+from tensorcast_dask.exceptions import AlreadyExists, CatalogUnavailable, NotFound
+
+MODEL: dict[str, np.ndarray] = {
+    "w": np.arange(300, dtype=np.float32),
+    "b": np.ones(7, np.float16),
+}
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tc.LocalCluster]:
+    run_dir = tmp_path_factory.mktemp("tc") / "r"
+    with tc.LocalCluster(
+        1,
+        processes=False,
+        host_memory="32 MiB",
+        settings={"run-dir": str(run_dir)},
+    ) as made:
+        yield made
+
+
+@pytest.fixture
+def cast(cluster: tc.LocalCluster) -> Iterator[tc.Session]:
+    with tc.connect(cluster) as session:
+        yield session
+        for artifact in session.list(all_versions=True):
+            session.destroy(artifact.id)
+
+
+def test_a_file_that_the_id_holds_already_is_the_artifact_that_is_there(
+    cast: tc.Session, tmp_path: Path
+) -> None:
+    path = tmp_path / "m.safetensors"
+    save_file(MODEL, path)
+    first = cast.load(path, "twice").result()
+    again = cast.load(path, "twice")
+    assert again.result() == first
+    assert "already" in again.note
+    save_file({**MODEL, "b": np.zeros(7, np.float16)}, path)
+    with pytest.raises(AlreadyExists):
+        cast.load(path, "twice")
+
+
+def test_fewer_replicas_than_asked_for_are_said(
+    cast: tc.Session, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    artifact = cast.put(MODEL, "two", replicas=2)
+    assert "1 of 2 hosts" in artifact.degraded
+    assert "degraded" in repr(artifact)
+    assert "1 of 2 hosts" in caplog.text
+    assert "1 of 2 hosts" in "\n".join(cast.explain(artifact))
+    artifact.save(tmp_path / "two.safetensors")
+    loading = cast.load(tmp_path / "two.safetensors", "three", replicas=2)
+    assert "1 of 2 hosts" in loading.note
+
+
+def test_what_has_no_name_is_not_explained(cast: tc.Session) -> None:
+    with pytest.raises(NotFound):
+        cast.explain("nobody/made/this")
+    cast.put(MODEL, "known")
+    assert cast.explain("known")
+
+
+def test_a_missing_folder_is_named_and_not_the_file(
+    cast: tc.Session, tmp_path: Path
+) -> None:
+    artifact = cast.put(MODEL, "saved")
+    with pytest.raises(NotFound, match=f"no folder {tmp_path / 'missing'} "):
+        artifact.save(tmp_path / "missing" / "m.safetensors")
+
+
+def test_a_handle_whose_session_was_closed_says_so(cluster: tc.LocalCluster) -> None:
+    with tc.connect(cluster) as session:
+        artifact = session.put(MODEL, "left")
+    with pytest.raises(CatalogUnavailable, match="session of this artifact was closed"):
+        artifact.tensor_dict()
+    with tc.connect(cluster) as session:  # the newest session serves it
+        assert set(artifact.tensor_dict(framework="numpy")) == set(MODEL)
+        session.destroy("left")
+
+
+def test_nobody_meets_the_parts_of_a_session() -> None:
+    page = pydoc.plain(pydoc.render_doc(tc.Session))
+    for part in ("Making", "Finding", "Reading", "Placing", "Looking", "Calls"):
+        assert part not in page
+    with pytest.raises(TypeError, match=r"^Session\.put\(\)"):
+        tc.Session.put(object())  # type: ignore[arg-type,call-arg]

@@ -1,0 +1,79 @@
+"""Finding a scheduler, or being told soon why there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import dask.config
+import pytest
+
+import tensorcast_dask as tc
+from tensorcast_dask.exceptions import CatalogUnavailable, InvalidArgument
+from tests.kit.clusters import free_port
+from tests.kit.local import stores_in
+from tests.kit.loops import on_loop
+
+UNKNOWN = "tcp://no-such-host.invalid:8786"
+
+
+@pytest.fixture
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("tc") / "r"
+
+
+@on_loop
+async def dial_on_a_loop(address: str) -> None:
+    await tc.connect(address, asynchronous=True)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TENSORCAST_SESSION__REFUSED_TIMEOUT", "100ms")
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("dial", [tc.connect, dial_on_a_loop])
+def test_a_port_where_nothing_listens_and_a_host_that_nobody_knows_are_told_apart(
+    dial: Callable[[str], object],
+) -> None:
+    refused = f"tcp://127.0.0.1:{free_port()}"
+    for address, why in ((refused, "connection refused"), (UNKNOWN, "unknown host")):
+        with pytest.raises(CatalogUnavailable, match=why) as caught:
+            dial(address)
+        assert address in caught.value.message
+        assert caught.value.data["why"] == why
+
+
+def test_arguments_of_a_local_cluster_win_over_the_environment(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TENSORCAST_RUN_DIR", str(run_dir.with_name("other")))
+    monkeypatch.setenv("TENSORCAST_NODE__HOST_MEMORY", "32 MiB")
+    monkeypatch.setenv("TENSORCAST_DEADLINE__DEFAULT", "7s")
+    monkeypatch.setenv("TENSORCAST_LEASE__TTL", "4s")
+    with (
+        dask.config.set({"tensorcast.node.host-memory": "16 MiB"}),
+        tc.LocalCluster(
+            1,
+            processes=False,
+            host_memory="48 MiB",
+            settings={"run-dir": str(run_dir), "deadline": {"default": "5s"}},
+        ) as cluster,
+        tc.connect(cluster) as cast,
+    ):
+        assert len(stores_in(run_dir)) == 1
+        assert cast.pool()["host"].capacity_bytes == 48 << 20
+        assert cast._core.deadline_default_s == 5.0
+        # The program too is on the host of that run directory.
+        assert {node.card.host for node in cast.nodes()} == {cast._core.host}
+
+
+def test_a_run_directory_that_is_too_long_for_sockets_is_refused_by_name(
+    tmp_path: Path,
+) -> None:
+    long = tmp_path / ("d" * 80)
+    with pytest.raises(InvalidArgument, match=r"tensorcast\.run-dir") as caught:
+        tc.LocalCluster(1, processes=False, settings={"run-dir": str(long)})
+    assert str(long) in caught.value.message
+    assert "100" in caught.value.message
