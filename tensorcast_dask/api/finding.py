@@ -200,7 +200,9 @@ class Finding(Calls):
     ) -> Any:
         """End a version (handle) or all versions (id); idempotent and final.
 
-        Readers that hold tensors keep them. Returns an `Operation` of `Destroyed`.
+        Readers that hold tensors keep them. Returns an `Operation` of `Destroyed`, whose
+        `versions` are those that this call ended: none where they were gone already, also
+        when it was a call like this, answered or not, before a restart of the scheduler.
         """
         limit = self._core.deadline(deadline)
         generation = artifact.generation if isinstance(artifact, Artifact) else 0

@@ -141,7 +141,10 @@ class Placing(Calls):
         return self._core.call(work)
 
     def unpin(self, artifact: Artifact | str, pin: int = 0) -> Any:
-        """Take back one pin, or (0) all pins of the artifact."""
+        """Take back one pin, or (0) all pins of the artifact; idempotent.
+
+        A pin that was taken back before, or has run out, is no error.
+        """
         limit = self._core.deadline(None)
 
         async def work() -> None:

@@ -124,6 +124,24 @@ def _cgroups() -> Finding:
     return Finding(what="memory cgroup", found="none that can be read")
 
 
+def _budget() -> Finding:
+    from tensorcast_dask.worker_plugin.dask_private import machine_bytes
+    from tensorcast_dask.worker_plugin.state.budgets import excess_of
+
+    asked, has_bytes = Settings.read().node.host_memory, machine_bytes()
+    if asked is None:
+        text = f"half of a worker's share of {human_bytes(has_bytes)}"
+    else:
+        text = f"{asked:.0%} of the machine" if 0 < asked < 1 else human_bytes(asked)
+    excess = excess_of(asked, machine_bytes=has_bytes)
+    return Finding(
+        what="host memory of a node",
+        found=text,
+        verdict="limited" if excess else "ok",
+        fix=excess,
+    )
+
+
 def _descriptors() -> Finding:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     text = f"{soft} now, {hard} at most"
@@ -201,6 +219,7 @@ _LOOKS: Final[tuple[Callable[[], Finding], ...]] = (
     _memory_files,
     _memory,
     _cgroups,
+    _budget,
     _descriptors,
     _maps,
     _congestion,

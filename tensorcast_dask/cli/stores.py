@@ -135,8 +135,11 @@ def _address(address: str | None) -> str:
 
 def _settings(settings: Settings, cluster: str) -> StoreSettings:
     from tensorcast_dask.worker_plugin.dask_private import machine_bytes
-    from tensorcast_dask.worker_plugin.state.budgets import node_budget_bytes
+    from tensorcast_dask.worker_plugin.state.budgets import excess_of, node_budget_bytes
 
+    excess = excess_of(settings.node.host_memory, machine_bytes=machine_bytes())
+    if excess:
+        success(f"warning: {excess}")
     run_dir = hosts.run_directory(settings.run_dir)
     return settings.for_store(
         host_memory_bytes=node_budget_bytes(

@@ -966,7 +966,11 @@ class Destroy(Message, frozen=True, kw_only=True):
 
 
 class Destroyed(Wire, frozen=True, kw_only=True):
-    """What ended."""
+    """What this request ended; nothing where it was gone already.
+
+    A repeat under the same `rid` gets the first answer while the catalog lives; its
+    successor only knows that nothing is there, and says so.
+    """
 
     versions: tuple[Version, ...]
 
@@ -991,7 +995,10 @@ class Pinned(Wire, frozen=True, kw_only=True):
 
 
 class Unpin(Message, frozen=True, kw_only=True):
-    """Take a pin back (`pin`), or all of a generation (`pin` 0). Answer: nothing."""
+    """Take a pin back (`pin`), or all of a generation (`pin` 0). Answer: nothing.
+
+    A pin that is not there any more is no error.
+    """
 
     rid: RequestId
     generation: Generation

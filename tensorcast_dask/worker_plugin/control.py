@@ -94,7 +94,7 @@ class Control:
         launch: Callable[[StoreSettings, float], NodeCard],
     ) -> None:
         self._identity = identity
-        self._folder = folder
+        self.folder = folder
         self._start_timeout_s = start_timeout_s
         self._launch = launch
         self._channel: Channel | None = None
@@ -105,12 +105,17 @@ class Control:
         """Identity of this host."""
         return self._identity.settings.host
 
+    @property
+    def settings(self) -> StoreSettings:
+        """What the store keeps to."""
+        return self._identity.settings
+
     def look(self) -> tuple[NodeCard, ...]:
         """List the stores that may be free, those that nobody attends first."""
         identity = self._identity
         found = [
             card
-            for card in hosts.cards(self._folder)
+            for card in hosts.cards(self.folder)
             if card.kind == "store"
             and card.protocol == PROTOCOL
             and card.host == identity.settings.host
@@ -126,7 +131,7 @@ class Control:
         TensorCastError
             When none comes up.
         """
-        hosts.clean_dead(self._folder)
+        hosts.clean_dead(self.folder)
         with pressure.as_at_start():
             return self._launch(self._identity.settings, self._start_timeout_s)
 

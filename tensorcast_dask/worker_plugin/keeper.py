@@ -16,7 +16,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from tensorcast_dask.exceptions import TensorCastError
-from tensorcast_dask.worker_plugin import dask_private, pressure
+from tensorcast_dask.worker_plugin import dask_private, news, pressure
 from tensorcast_dask.worker_plugin.state.supervision import (
     Adopt,
     Adopted,
@@ -89,6 +89,8 @@ class Keeper:
         self._tasks: set[asyncio.Task[None]] = set()
         self._alarm: asyncio.TimerHandle | None = None
         self._watched = -1
+        #: The store that was started here and is not adopted yet.
+        self._started = ""
         #: Whether a signal to this process would end the worker, and be seen to.
         self._interruptible = dask_private.waits_for_signals()
         #: Set whenever the store is there or the first search has failed.
@@ -225,6 +227,7 @@ class Keeper:
         except (TensorCastError, OSError) as error:
             self.tell(StartFailed(why=str(error)))
             return
+        self._started = card.node
         self.tell(Started(card=card))
 
     async def _adopt(self, card: NodeCard, *, again: bool = False) -> None:
@@ -244,6 +247,10 @@ class Keeper:
             self._state.card = adopted
         else:
             self.tell(Adopted(card=adopted))
+            how = "started" if card.node == self._started else "adopted"
+            news.store_attends(
+                adopted, self._control.settings, self._control.folder, how=how
+            )
         if self._state.phase is Phase.ATTENDING:
             self._watch(adopted.node)
             if not self.worker.address.startswith(
@@ -262,12 +269,16 @@ class Keeper:
     async def _let_go(self, *, orphan: bool, why: str) -> None:
         act: Callable[[], None]
         if self._closing == "end":
-            act = lambda: self._control.end(why)  # noqa: E731
+            act, how = (lambda: self._control.end(why)), "ended"
         elif orphan:
             act = self._control.leave
+            how = f"left for at most {self.settings.orphan_ttl_s:g} s"
         else:
             ttl_s = self.settings.released_ttl_s
             act = lambda: self._control.let_go(ttl_s=ttl_s, why=why)  # noqa: E731
+            how = f"released for at most {ttl_s:g} s"
+        if self._state.card is not None:
+            news.store_left(self._state.card.node, how=how, why=why)
         await asyncio.to_thread(act)
 
     def _watch(self, node: NodeId) -> None:

@@ -25,10 +25,11 @@ from tensorcast_dask.config import Settings, Tree, hosts_own, local_tree, merged
 from tensorcast_dask.dataplane import hosts
 from tensorcast_dask.exceptions import TensorCastError
 from tensorcast_dask.tensors.ids import HostId
-from tensorcast_dask.worker_plugin import context, dask_private
+from tensorcast_dask.worker_plugin import context, dask_private, news
 from tensorcast_dask.worker_plugin.control import Control, Identity
 from tensorcast_dask.worker_plugin.keeper import Keeper
 from tensorcast_dask.worker_plugin.state.budgets import (
+    excess_of,
     is_auto_limit,
     lowered_limit_bytes,
     node_budget_bytes,
@@ -175,10 +176,11 @@ class NodePlugin(WorkerPlugin):
             self._identity, worker, settings, link, limit_bytes
         )
         if was_auto and limit_bytes:
-            dask_private.lower_worker_limit(
-                worker,
-                lowered_limit_bytes(limit_bytes, identity.settings.host_memory_bytes),
+            lowered_bytes = lowered_limit_bytes(
+                limit_bytes, identity.settings.host_memory_bytes
             )
+            dask_private.lower_worker_limit(worker, lowered_bytes)
+            news.limit_lowered(limit_bytes, lowered_bytes)
         keeper = Keeper(
             worker,
             Control(
@@ -210,9 +212,13 @@ class NodePlugin(WorkerPlugin):
         host = hosts.host_id(hosts.run_directory(settings.run_dir), settings.host)
         if settings.separate_hosts:
             host = HostId(f"{host}/{name}")
+        machine_bytes = dask_private.machine_bytes()
+        excess = excess_of(settings.node.host_memory, machine_bytes=machine_bytes)
+        if excess:
+            log.warning("worker %s: %s", worker.address, excess)
         budget_bytes = node_budget_bytes(
             settings.node.host_memory,
-            machine_bytes=dask_private.machine_bytes(),
+            machine_bytes=machine_bytes,
             share=worker.state.nthreads / CPU_COUNT,
             limit_bytes=limit_bytes,
         )

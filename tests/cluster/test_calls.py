@@ -8,10 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from dask.utils import format_bytes
 from safetensors.numpy import save_file
 
 import tensorcast_dask as tc
 from tensorcast_dask.exceptions import AlreadyExists, CatalogUnavailable, NotFound
+from tests.kit.local import stores_in
 
 MODEL: dict[str, np.ndarray] = {
     "w": np.arange(300, dtype=np.float32),
@@ -97,3 +99,29 @@ def test_nobody_meets_the_parts_of_a_session() -> None:
         assert part not in page
     with pytest.raises(TypeError, match=r"^Session\.put\(\)"):
         tc.Session.put(object())  # type: ignore[arg-type,call-arg]
+
+
+def test_a_worker_logs_its_store_its_budget_and_its_lowered_limit(
+    tmp_path_factory: pytest.TempPathFactory, caplog: pytest.LogCaptureFixture
+) -> None:
+    run_dir = tmp_path_factory.mktemp("tc") / "r"
+    caplog.set_level("INFO", "distributed.worker")
+    with tc.LocalCluster(
+        1,
+        processes=False,
+        silence_logs=False,
+        host_memory="100 TiB",
+        settings={"run-dir": str(run_dir)},
+    ) as cluster:
+        (store,) = stores_in(run_dir)
+        with tc.connect(cluster) as cast:
+            capacity_bytes = cast.pool()["host"].capacity_bytes
+            assert 0 < capacity_bytes < 100 << 40
+    told = [line.getMessage() for line in caplog.records]
+    (begun,) = [line for line in told if line.startswith(f"Store {store.node} started")]
+    assert format_bytes(capacity_bytes) in begun
+    assert str(run_dir) in begun
+    assert any(line.startswith(f"Store {store.node} released") for line in told)
+    assert any("lowered" in line for line in told)
+    (warned,) = [line for line in told if "tensorcast.node.host-memory" in line]
+    assert str(100 << 40) in warned

@@ -7,11 +7,13 @@ Rules:
 2. A limit that Dask chose ("auto") is lowered by the budget, so that worker and store
    together stay within it; a limit that a person gave is kept.
 3. A lowered limit keeps at least a quarter of the old one.
+4. A budget above what the machine (or its cgroup) has is taken for all of it, with a
+   warning, as Dask does with a worker's memory limit.
 """
 
 from __future__ import annotations
 
-__all__ = ["is_auto_limit", "lowered_limit_bytes", "node_budget_bytes"]
+__all__ = ["excess_of", "is_auto_limit", "lowered_limit_bytes", "node_budget_bytes"]
 
 _MOST_WORKERS = 256
 
@@ -39,11 +41,21 @@ def node_budget_bytes(
     if host_memory is not None:
         if 0 < host_memory < 1:
             return int(machine_bytes * host_memory)
-        return int(host_memory)
+        return min(int(host_memory), machine_bytes)
     most_bytes = machine_bytes * min(1.0, share)
     if limit_bytes:
         most_bytes = min(most_bytes, limit_bytes)
     return int(most_bytes / 2)
+
+
+def excess_of(host_memory: float | None, *, machine_bytes: int) -> str:
+    """Say that a budget is more than the machine can ever give (rule 4); "" when it is not."""
+    if host_memory is None or host_memory <= machine_bytes:
+        return ""
+    return (
+        f"tensorcast.node.host-memory is {int(host_memory)} bytes, this machine or its "
+        f"memory cgroup has {machine_bytes}: the node takes those; set it lower"
+    )
 
 
 def lowered_limit_bytes(limit_bytes: int, budget_bytes: int) -> int:

@@ -253,6 +253,9 @@ def test_doctor_says_what_the_machine_can_do(alone: Commands) -> None:
     assert {"system", "memory files", "descriptors", "UCX", "CUDA"} <= set(found)
     assert all(each["fix"] for each in found.values() if each["verdict"] != "ok")
     assert "memory files" in alone("doctor")[0]
+    alone.env["TENSORCAST_NODE__HOST_MEMORY"] = "100 TiB"
+    found = {each["what"]: each for each in alone.json("doctor")}
+    assert found["host memory of a node"]["verdict"] == "limited"
 
 
 def test_up_stays_until_it_is_interrupted_and_leaves_nothing(alone: Commands) -> None:

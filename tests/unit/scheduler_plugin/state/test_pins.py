@@ -85,6 +85,21 @@ def test_a_pin_over_the_limit_of_its_node_is_refused_whole() -> None:
     p.call(pin(p, large.generation), m.Pinned)
 
 
+def test_a_pin_may_be_taken_back_twice() -> None:
+    d = Desk()
+    d.node("a")
+    p = d.program()
+    info = p.put("x")
+    one, other = (p.call(pin(p, info.generation), m.Pinned).pin for _ in range(2))
+    for _ in range(2):
+        unpin(p, info.generation, one)
+        assert pins(d) == 1
+    assert other != one
+    for _ in range(2):
+        unpin(p, info.generation)
+        assert pins(d) == 0
+
+
 def test_a_pin_where_there_is_no_replica_is_refused() -> None:
     d = Desk()
     d.node("a")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tensorcast_dask.worker_plugin.state.budgets import (
+    excess_of,
     is_auto_limit,
     lowered_limit_bytes,
     node_budget_bytes,
@@ -37,6 +38,14 @@ def test_what_was_set_is_taken_as_it_is() -> None:
     assert budget(3 * GIB, limit=4 * GIB) == 3 * GIB
     assert budget(0.25) == MACHINE // 4
     assert budget(0) == 0
+
+
+def test_more_than_the_machine_has_is_all_of_it_and_is_said() -> None:
+    assert budget(MACHINE) == MACHINE
+    assert budget(MACHINE + 1) == MACHINE
+    for fits in (None, 0, 0.5, 3 * GIB, MACHINE):
+        assert excess_of(fits, machine_bytes=MACHINE) == ""
+    assert "host-memory" in excess_of(MACHINE + 1, machine_bytes=MACHINE)
 
 
 @pytest.mark.parametrize(
