@@ -115,7 +115,7 @@ class Segments:
         linux.unmap(at, self.size)
 
     def _pwrite(self, fd: int, threads: int, step: int) -> None:
-        view = memoryview(self.source)
+        view = self.source.data
 
         def part(low: int, high: int) -> None:
             for at in range(low, high, step):
@@ -174,7 +174,7 @@ class Wire:
         if fresh and receive == "map":
             at = linux.map_file(fd, self.size, prot=READ | WRITE)
         cuts = [self.size * part // count for part in range(count + 1)]
-        target = (fd, memoryview(linux.array_at(at, self.size)))
+        target = (fd, linux.array_at(at, self.size).data)
         work = _into_map if receive == "map" else _by_pwrite
         threads = [
             threading.Thread(target=work, args=(sock, target, low, high))

@@ -64,7 +64,7 @@ def open_bare(state: dict[str, Any], address: str) -> None:
     loop = state["loop"] = asyncio.new_event_loop()
 
     async def go() -> list[Any]:
-        from distributed.comm import connect
+        from distributed.comm.core import connect
 
         comms = []
         for _ in range(EACH):
@@ -161,7 +161,7 @@ def install_bare(dask_scheduler: Any = None) -> None:
     answer = {"rid": 1, "value": b"x" * 300}
 
     async def bench_bare(comm: Any) -> str:
-        from distributed.core import CommClosedError
+        from distributed.comm.core import CommClosedError
 
         try:
             while True:
@@ -266,7 +266,7 @@ def main(sizes: Sizes) -> None:
         tails: dict[str, float] = {}
 
         def window(kind: str, function: Any) -> float:
-            found = functools.reduce(
+            found: list[float] = functools.reduce(
                 operator.iadd, all_of(helpers, function, sizes.rate_s), []
             )
             tails[kind] = p95(found)

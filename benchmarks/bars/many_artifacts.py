@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from typing import Any
 
@@ -93,7 +94,7 @@ def main(sizes: Sizes) -> None:
             emit(
                 absolute(
                     name,
-                    lambda value=value: float(value),
+                    functools.partial(float, value),
                     bar=bar,
                     better="lower",
                     unit=unit,

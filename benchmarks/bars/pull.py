@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from typing import Any
 
@@ -121,7 +122,7 @@ def main(sizes: Sizes) -> None:
         kind = "fresh" if fresh else "recycled"
         section(
             f"pull into a {kind} segment",
-            lambda fresh=fresh: against_sockets(sizes, wire, fresh=fresh),
+            functools.partial(against_sockets, sizes, wire, fresh=fresh),
         )
     wire.close()
     section("pull of bfloat16 against uint8", lambda: brain_floats(sizes))

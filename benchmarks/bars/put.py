@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from typing import Any
@@ -157,7 +158,7 @@ def main(sizes: Sizes) -> None:
         kind = "fresh" if fresh else "recycled"
         section(
             f"put into a {kind} segment",
-            lambda fresh=fresh: against_segments(sizes, segments, fresh=fresh),
+            functools.partial(against_segments, sizes, segments, fresh=fresh),
         )
     segments.close()
     section("commit after create", lambda: commit(sizes))
