@@ -21,7 +21,16 @@ import os
 import socket
 import ssl
 import time
-from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeAlias, TypeVar
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Final,
+    Generic,
+    NamedTuple,
+    Protocol,
+    TypeAlias,
+    TypeVar,
+)
 
 from tensorcast_dask.dataplane.memory import flat
 from tensorcast_dask.dataplane.sockets import (
@@ -52,6 +61,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Digest",
+    "FilePlace",
     "Frame",
     "FrameStream",
     "Into",
@@ -64,8 +74,8 @@ T = TypeVar("T")
 
 #: Anything with the buffer protocol (there is no such type before Python 3.12).
 Buffer: TypeAlias = Any
-#: Where a payload goes: a buffer, or what says so once the message is known.
-Into: TypeAlias = "Buffer | Callable[[Any, int], Buffer | None]"
+#: Where a payload goes: a buffer, a place in a file, or what says so once the message is known.
+Into: TypeAlias = "Buffer | FilePlace | Callable[[Any, int], Buffer | None]"
 
 _SMALL_BYTES: Final = 64 << 10
 _SENDFILE_BYTES: Final = 16 << 20
@@ -119,6 +129,33 @@ class Digest(Protocol):
     def update(self, data: Any, /) -> object:  # noqa: ANN401
         """Take the next bytes."""
         ...
+
+
+class FilePlace(NamedTuple):
+    """A stretch of a file to receive into: fresh pages are made fastest by writing them."""
+
+    fd: int
+    offset: int
+    nbytes: int
+
+    def write(self, data: memoryview) -> None:
+        """Write to the front of the stretch.
+
+        Raises
+        ------
+        WrongPeer
+            When it is longer than the stretch; nothing has been written.
+        """
+        if data.nbytes > self.nbytes:
+            message = f"{data.nbytes} bytes came where {self.nbytes} belong"
+            raise WrongPeer(message)
+        _write_all(self.fd, data, self.offset)
+
+
+def _write_all(fd: int, data: memoryview, offset: int) -> None:
+    written = 0
+    while written < len(data):
+        written += os.pwrite(fd, data[written:], offset + written)
 
 
 class Frame(Generic[T]):
@@ -371,11 +408,11 @@ class FrameStream:
         ----------
         kind : type
             The union (or struct) that the message must belong to.
-        into : writable buffer, or callable (message, nbytes) -> buffer or None
+        into : writable buffer, FilePlace, or callable (message, nbytes) -> buffer or None
             Where the payload goes. None (given or returned): into a new bytearray, or
             nowhere, respectively.
         digest : Digest, optional
-            Is fed with the payload that goes `into` a buffer.
+            Is fed with the payload that goes `into` something.
         max_payload_bytes : int
             The longest payload that is accepted.
         until_s : float, optional
@@ -404,6 +441,8 @@ class FrameStream:
                 target = into(message, nbytes) if callable(into) else into
                 if target is None:
                     payload.skip()
+                elif isinstance(target, FilePlace):
+                    payload.read_to_place(target, digest=digest)
                 else:
                     payload.read_into(target, digest=digest)
         except BaseException:
@@ -492,11 +531,7 @@ class Payload:
             When it is longer than the buffer; nothing has been read.
         """
         view = flat(target)
-        if self.left > view.nbytes:
-            message = (
-                f"{self._stream.peer} sent {self.left} bytes where {view.nbytes} belong"
-            )
-            raise WrongPeer(message)
+        self._check_fits(view.nbytes)
         nbytes, self.left = self.left, 0
         self._stream.fill(view[:nbytes], until_s=self._until_s, digest=digest)
         return nbytes
@@ -507,19 +542,37 @@ class Payload:
         self.read_into(data)
         return data
 
-    def read_to_file(self, fd: int, offset: int) -> int:
+    def read_to_place(self, place: FilePlace, *, digest: Digest | None = None) -> int:
+        """Receive all that is left into the front of a stretch of a file.
+
+        Raises
+        ------
+        WrongPeer
+            When it is longer than the stretch; nothing has been read.
+        """
+        self._check_fits(place.nbytes)
+        return self.read_to_file(place.fd, place.offset, digest=digest)
+
+    def read_to_file(
+        self, fd: int, offset: int, *, digest: Digest | None = None
+    ) -> int:
         """Receive all that is left and write it to a file: no map is needed."""
-        scratch = memoryview(bytearray(min(self.left, 4 * SCRATCH_BYTES)))
+        scratch = memoryview(bytearray(min(self.left, _HASHED_BYTES)))
         nbytes = self.left
         while self.left:
             piece = scratch[: min(self.left, len(scratch))]
             self.left -= len(piece)
-            self._stream.fill(piece, until_s=self._until_s)
-            written = 0
-            while written < len(piece):
-                written += os.pwrite(fd, piece[written:], offset + written)
-            offset += written
+            self._stream.fill(piece, until_s=self._until_s, digest=digest)
+            _write_all(fd, piece, offset)
+            offset += len(piece)
         return nbytes
+
+    def _check_fits(self, nbytes: int) -> None:
+        if self.left > nbytes:
+            message = (
+                f"{self._stream.peer} sent {self.left} bytes where {nbytes} belong"
+            )
+            raise WrongPeer(message)
 
     def skip(self) -> None:
         """Receive all that is left and forget it."""

@@ -95,6 +95,11 @@ class MemoryFile:
         """Whether `close` was called."""
         return self._fd < 0
 
+    @property
+    def mapped(self) -> bool:
+        """Whether the creator has it mapped now."""
+        return self._map is not None
+
     def write_description(self) -> int:
         """Open a writable description for somebody who fills the segment."""
         return _reopen_or_refuse(self.fd, os.O_RDWR)

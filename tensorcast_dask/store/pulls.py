@@ -58,7 +58,6 @@ class _Lane:
     #: Chunks given to it and not handed over.
     owes: deque[int] = field(default_factory=deque)
     stolen: bool = False
-    scratch: bytearray | None = None
 
 
 @dataclass(eq=False, slots=True)
@@ -316,20 +315,10 @@ class PullRun:
             until_s=self._context.until_s or now_s() + _RESERVE_S,
         )
 
-    def _place(self, lane: _Lane, chunk: int) -> memoryview:
-        """Return where a lane receives a chunk."""
-        length = self._planner.length(chunk)
-        if self._target.in_place:
-            return self._target.view(chunk, length)
-        # One buffer a lane: a chunk is settled before the next one is received.
-        if lane.scratch is None:
-            lane.scratch = bytearray(self._planner.chunk_bytes)
-        return memoryview(lane.scratch)[:length]
-
     def _settle(self, lane: _Lane, arrived: Arrived) -> None:
-        """Put a verified chunk in its place and report it."""
+        """Report a verified chunk."""
         chunk = arrived.work.chunk
-        self._target.settle(chunk, arrived.work.into)
+        self._target.settle(chunk)
         with self._lock:
             lane.owes.remove(chunk)
         self._events.put(
@@ -388,7 +377,7 @@ class PullRun:
                 chunk = found
                 with self._lock:
                     lane.owes.append(chunk)
-            return Work(chunk, self._place(lane, chunk))
+            return Work(chunk, self._target.place(chunk, self._planner.length(chunk)))
 
         assert lane.connection is not None, "store: a lane reads when it is connected"
         for arrived in lane.connection.read_chunks(work):

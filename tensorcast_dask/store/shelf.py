@@ -60,6 +60,11 @@ class LentFile:
         """Open a description for a reader."""
         return reopen(self.fd, os.O_RDONLY)
 
+    @property
+    def mapped(self) -> bool:
+        """Whether this process has it mapped now."""
+        return self._map is not None
+
     def map_shared(self) -> SharedMap:
         """Map it for ourselves, read-only."""
         with self._lock:

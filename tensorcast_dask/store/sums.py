@@ -6,6 +6,8 @@ Rules:
    commit, and tells the catalog when the content has a name.
 2. Who needs a sum that is not known computes it, of that chunk alone; it is not kept.
 3. A sum is computed under a use lease; a replica that goes meanwhile is skipped.
+4. Bytes that this process has not mapped are read piece by piece: to fault every page of a
+   map in costs several times the copy (measured: 0.6 s a GiB against 0.15 s).
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import queue
 import threading
 from typing import TYPE_CHECKING, Final
 
+from tensorcast_dask.dataplane.memory import new_digest
 from tensorcast_dask.exceptions import TensorCastError
 from tensorcast_dask.store.records import ready_of
 from tensorcast_dask.store.state.replicas import Life
@@ -33,6 +36,8 @@ __all__ = ["Sums"]
 logger = logging.getLogger(__name__)
 
 _NICE: Final = 10
+#: Stays in the second-level cache between the copy and the hash.
+_PIECE_BYTES: Final = 1 << 20
 
 
 class Sums:
@@ -79,7 +84,7 @@ class Sums:
         known = held.replica.sums[chunk * 8 : chunk * 8 + 8]
         if known and chunk_bytes == self._core.settings.chunk_bytes:
             return int.from_bytes(known, "little")
-        return chunk_sum(held.view()[start : start + length])
+        return _sum(held, start, length)
 
     def of(self, generation: Generation) -> None:
         """Compute all sums of a replica now, unless they are known.
@@ -107,12 +112,12 @@ class Sums:
                 )
 
     def _each(self, held: Reading) -> Iterator[int]:
-        view = held.view()
         step = self._core.settings.chunk_bytes
-        for start in range(0, len(view), step):
+        nbytes = held.replica.nbytes
+        for start in range(0, nbytes, step):
             if held.copy.life is Life.DROPPING:
                 return  # nobody will ask, and the segment waits for this lease
-            yield chunk_sum(view[start : start + step])
+            yield _sum(held, start, min(step, nbytes - start))
 
     def _run(self) -> None:
         with contextlib.suppress(OSError):
@@ -124,3 +129,20 @@ class Sums:
                 logger.debug("no sums for generation %d: %s", generation, error)
             except Exception:
                 logger.exception("the sums of generation %d failed", generation)
+
+
+def _sum(held: Reading, start: int, length: int) -> int:
+    """Hash a range of a copy in memory."""
+    file = held.file
+    assert file is not None, "store: this tier has no memory"
+    if file.mapped:
+        return chunk_sum(held.view()[start : start + length])
+    digest = new_digest()
+    scratch = memoryview(bytearray(min(length, _PIECE_BYTES)))
+    at, end = held.copy.offset + start, held.copy.offset + start + length
+    while at < end:
+        got = os.preadv(file.fd, [scratch[: min(len(scratch), end - at)]], at)
+        assert got, "store: a segment is as long as its replica"
+        digest.update(scratch[:got])
+        at += got
+    return digest.intdigest()

@@ -2,18 +2,19 @@
 
 Rules:
 
-1. Into pages that are there bytes are received in place; into fresh ones by way of the
-   lane's buffer and `pwrite`, which is twice as fast as touching them.
-2. A chunk that has landed was verified, and is served on from that instant.
+1. Into pages that are there bytes are received in place; fresh ones are written by `pwrite`,
+   piece by piece from the cache, which is twice as fast as touching them.
+2. A chunk has landed when it is verified, and is served on from that instant.
 3. The memory is leased while anybody may write to it; `close` takes back what was not
    committed.
 """
 
 from __future__ import annotations
 
-import os
 import threading
 from typing import TYPE_CHECKING
+
+from tensorcast_dask.dataplane.framing import FilePlace
 
 if TYPE_CHECKING:
     from tensorcast_dask.store.core import Core, Reading
@@ -61,25 +62,21 @@ class Target:
             filling.have = bytearray(-(-count // 8))
         self._filling, self._chunk_bytes = filling, chunk_bytes
 
-    @property
-    def in_place(self) -> bool:
-        """Whether chunks are received where they belong: the pages are there."""
-        assert self._filling is not None, "store: chunks come after the reservation"
-        stock = self._core.table.tiers[self._wanted.tier]
-        return not self._filling.make_bytes or stock.in_slab(self._wanted.nbytes)
-
-    def view(self, chunk: int, length: int) -> memoryview:
-        """Return the place of a chunk."""
-        assert self._held is not None, "store: chunks come after the reservation"
+    def place(self, chunk: int, length: int) -> memoryview | FilePlace:
+        """Return where a chunk is to be received."""
+        filling, held = self._filling, self._held
+        assert filling is not None, "store: chunks come after the reservation"
+        assert held is not None, "store: chunks come after the reservation"
         start = chunk * self._chunk_bytes
-        return self._held.view()[start : start + length]
+        stock = self._core.table.tiers[self._wanted.tier]
+        if not filling.make_bytes or stock.in_slab(self._wanted.nbytes):
+            return held.view()[start : start + length]
+        fd = self._core.shelf.own(filling.copy.segment).fd
+        return FilePlace(fd, start, length)
 
-    def settle(self, chunk: int, data: memoryview) -> None:
-        """Take a verified chunk in; one that was received in place is there."""
+    def settle(self, chunk: int) -> None:
+        """Take note that a chunk is there and verified."""
         assert self._filling is not None, "store: chunks come after the reservation"
-        if not self.in_place:
-            fd = self._core.shelf.own(self._filling.copy.segment).fd
-            _write_all(fd, data, chunk * self._chunk_bytes)
         with self._lock:
             assert self._filling.have is not None, "store: a pull without a chunk map"
             self._filling.have[chunk >> 3] |= 1 << (chunk & 7)
@@ -90,9 +87,3 @@ class Target:
         if held is not None:
             self._core.release(held)
         self._core.abort(self._wanted.generation, self._wanted.tier)
-
-
-def _write_all(fd: int, data: memoryview, offset: int) -> None:
-    written = 0
-    while written < len(data):
-        written += os.pwrite(fd, data[written:], offset + written)

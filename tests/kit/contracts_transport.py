@@ -9,12 +9,14 @@ Rules:
 from __future__ import annotations
 
 import contextlib
+import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from typing import ClassVar
 
 import pytest
 
+from tensorcast_dask.dataplane.framing import FilePlace
 from tensorcast_dask.dataplane.transports.base import (
     Arrived,
     Context,
@@ -116,6 +118,37 @@ class TransportContract:
         with contextlib.closing(self.open(served)) as source:
             source.chunk_map()
             assert self.read_all(source, served) == served.data
+
+    def test_chunks_arrive_in_a_file_too(self, served: Served) -> None:
+        with (
+            contextlib.closing(self.open(served)) as source,
+            tempfile.TemporaryFile() as file,
+        ):
+            source.chunk_map()
+            todo = iter(range(served.chunks))
+
+            def work() -> Work | None:
+                chunk = next(todo, None)
+                if chunk is None:
+                    return None
+                at = chunk * CHUNK_BYTES
+                return Work(chunk, FilePlace(file.fileno(), 9 + at, CHUNK_BYTES))
+
+            found = [(a.work.chunk, a.nbytes) for a in source.read_chunks(work)]
+            assert [chunk for chunk, _ in found] == list(range(served.chunks))
+            assert sum(nbytes for _, nbytes in found) == len(served.data)
+            file.seek(0)
+            assert file.read() == bytes(9) + served.data
+
+    def test_a_chunk_that_is_too_long_for_its_place_is_refused(
+        self, served: Served
+    ) -> None:
+        with (
+            contextlib.closing(self.open(served)) as source,
+            tempfile.TemporaryFile() as file,
+            pytest.raises(WrongPeer),
+        ):
+            source.read_chunk(0, FilePlace(file.fileno(), 0, CHUNK_BYTES - 1))
 
     def test_chunks_arrive_without_a_map_too(self, served: Served) -> None:
         with contextlib.closing(self.open(served)) as source:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tensorcast_dask.dataplane import memory
+from tensorcast_dask.dataplane.framing import FilePlace
 from tensorcast_dask.dataplane.transports.base import (
     Arrived,
     Context,
@@ -76,7 +77,10 @@ class FakeSource:
                 raise damaged(f"chunk {chunk}", "the fake")
             case None:
                 self._expected.check_stamp(self._served.stamp, peer="the fake")
-                memory.flat(into)[: len(data)] = data
+                if isinstance(into, FilePlace):
+                    into.write(memoryview(data))
+                else:
+                    memory.flat(into)[: len(data)] = data
                 return Arrived(Work(chunk, into), len(data), memory.sum_of(data))
 
     def read_chunks(self, work: Callable[[], Work | None]) -> Iterator[Arrived]:

@@ -57,7 +57,7 @@ class Work(NamedTuple):
     """One chunk to fetch and where it goes."""
 
     chunk: int
-    into: Any  # writable buffer of at least the chunk's length
+    into: Any  # writable buffer, or FilePlace, of at least the chunk's length
 
 
 class Arrived(NamedTuple):
@@ -94,7 +94,10 @@ class Source(Protocol):
         ...
 
     def read_chunk(self, chunk: int, into: Any) -> Arrived:  # noqa: ANN401
-        """Fetch one chunk."""
+        """Fetch one chunk into a buffer, or a place in a file.
+
+        What is there before the chunk was verified is of no meaning.
+        """
         ...
 
     def read_chunks(self, work: Callable[[], Work | None]) -> Iterator[Arrived]:

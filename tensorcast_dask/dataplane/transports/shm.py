@@ -16,8 +16,9 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from tensorcast_dask.dataplane.channel import Channel, Prefer
+from tensorcast_dask.dataplane.framing import FilePlace
 from tensorcast_dask.dataplane.maps import PrivateMap
-from tensorcast_dask.dataplane.memory import copy, copy_summed, flat
+from tensorcast_dask.dataplane.memory import copy, copy_summed, flat, sum_of
 from tensorcast_dask.dataplane.transports.base import (
     Arrived,
     Context,
@@ -135,9 +136,7 @@ class ShmSource:
     def read_chunk(self, chunk: int, into: Any) -> Arrived:  # noqa: ANN401
         """See `Source`."""
         view = self._view()
-        offset, nbytes = chunk_range(chunk, self._nbytes, self._chunk_bytes)
-        target = flat(into)[:nbytes]
-        found = copy_summed(target, view[offset : offset + nbytes])
+from tensorcast_dask.dataplane.memory import copy, copy_summed, flat, sum_of
         self._expected.check_sum(chunk, found, peer=self._channel.stream.peer)
         return Arrived(Work(chunk, into), nbytes, found)
 

@@ -5,7 +5,9 @@ import socket
 import pytest
 
 from tensorcast_dask.dataplane.congestion import (
+    Verdict,
     allowed_congestion,
+    judge,
     probe_congestion,
     set_congestion,
 )
@@ -36,4 +38,30 @@ def test_what_the_kernel_does_not_offer_is_refused() -> None:
 
 
 def test_the_probe_finds_one_that_is_allowed(leaves_nothing: None) -> None:
-    assert probe_congestion() in {"", *allowed_congestion()}
+    assert probe_congestion().name in {"", *allowed_congestion()}
+
+
+ONES = [1.0] * 7
+
+
+@pytest.mark.parametrize(
+    ("turns", "found"),
+    [
+        ({"": ONES, "a": [0.7] * 7, "b": [0.8] * 7}, Verdict("a", sure=True)),
+        ({"": ONES, "a": [0.95] * 7}, Verdict("", sure=True)),
+        ({"": ONES, "a": [3.0] * 7}, Verdict("", sure=True)),
+        # One turn may be disturbed, whichever way.
+        ({"": ONES, "a": [0.7] * 6 + [9.0]}, Verdict("a", sure=True)),
+        ({"": ONES, "a": [3.0] * 6 + [0.1]}, Verdict("", sure=True)),
+        # On a busy machine nothing is chosen, and nothing is certain.
+        ({"": ONES, "a": [0.5] * 5 + [2.0] * 2}, Verdict("", sure=False)),
+        ({"": ONES, "a": [0.2] * 2 + [3.0] * 5}, Verdict("", sure=False)),
+        ({"": ONES, "a": [0.5] * 3}, Verdict("", sure=True)),
+        ({"": [], "a": [0.5] * 7}, Verdict("", sure=False)),
+        ({"": [1.0] * 6, "a": [0.5] * 6}, Verdict("a", sure=True)),
+    ],
+)
+def test_a_control_is_chosen_when_nearly_every_turn_is_for_it(
+    turns: dict[str, list[float]], found: Verdict
+) -> None:
+    assert judge(turns) == found

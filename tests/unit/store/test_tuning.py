@@ -36,7 +36,9 @@ def test_a_note_of_another_boot_or_no_note_is_measured_and_kept(tmp_path: Path) 
     path = note(tmp_path, boot="another", name="noted")
     found = congestion_for(tmp_path, "127.0.0.1", scratch=scratch)
     assert found in {"", *allowed_congestion()}
-    assert msgspec.json.decode(path.read_bytes())["name"] == found
+    kept = msgspec.json.decode(path.read_bytes())
+    # What a busy machine left uncertain is not kept.
+    assert kept["boot"] == "another" or kept["name"] == found
     assert list(scratch.iterdir()) == []
     path.write_text("no json")
     assert congestion_for(tmp_path, "127.0.0.1", scratch=tmp_path / "gone") in {
