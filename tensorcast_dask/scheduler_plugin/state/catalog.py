@@ -194,6 +194,9 @@ class Catalog:
                 self.sessions.lost(event.session, event.connection)
             case NodeJoined():
                 self.links.joined(event.link, event.hello)
+                node = self.nodes.at_link(event.link)
+                if node is not None:
+                    self.relocations.came_back(node)
             case NodeLinkLost():
                 self.nodes.link_lost(event.link)
             case WorkerGone():

@@ -367,7 +367,10 @@ class Creations:
             if record.degraded != shortfall:
                 record.degraded = shortfall
                 self._outbox.persist(version_row(record), record.generation)
-            info = info_of(record, lost=self._holders.is_lost(record))
+            if self._holders.is_lost(record):
+                self._operations.fail(operation, self._holders.absence(record))
+                return
+            info = info_of(record, lost=False)
             self._operations.finish(operation, info, durable=True)
 
         spread = self._spreads.start(record, until_s=operation.until_s, then=made)

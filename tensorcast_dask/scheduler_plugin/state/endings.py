@@ -6,7 +6,8 @@ Rules:
    and the nodes that were just getting it, are told to drop it once the journal has the
    destroy; a node without a lease is not waited for: it drops it when it comes back.
    After a restart a node that is not back yet may have a lease of the former life, and
-   one that has not said what it holds may have been given a copy then: those are waited for.
+   one that has not said what it holds may have been given a copy then: those are waited for,
+   as is the lease of a node that was told to end.
 2. Destroy is answered when all those nodes have dropped it. A second one meanwhile waits
    for the same drops.
 3. Release strikes the replica from the list first, so that nobody is sent there, and
@@ -199,7 +200,7 @@ class Endings:
         self._replicas.erase(record)
         for node in self._moves.record_gone(record):
             targets[node.node] = node
-        self._inventories.ended(record.generation)
+        self._inventories.ended(record)
         ending = Ending(record=record, seq=self._outbox.here, nodes=targets)
         self._open[record.generation] = ending
         self._stories.tell(

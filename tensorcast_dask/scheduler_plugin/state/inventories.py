@@ -21,7 +21,12 @@ from tensorcast_dask.scheduler_plugin.state.records import (
     VersionRecord,
     version_row,
 )
-from tensorcast_dask.tensors.ids import ArtifactId, Generation, check_name
+from tensorcast_dask.tensors.ids import (
+    ArtifactId,
+    Generation,
+    Version,
+    check_name,
+)
 from tensorcast_dask.tensors.messages import (
     DropGranted,
     Inventory,
@@ -68,11 +73,18 @@ class Inventories:
         self._stories = ground.stories
         self.rebuilding = rebuilding
         #: Destroyed in this life, while rebuilding.
-        self._ended: set[Generation | ArtifactId] = set()
+        self._ended: set[Generation | ArtifactId | tuple[ArtifactId, Version]] = set()
 
-    def ended(self, what: Generation | ArtifactId) -> None:
-        """Note that a generation, or all of an id, was destroyed: it is not taken back."""
-        if self.rebuilding:
+    def ended(self, what: Generation | ArtifactId | VersionRecord) -> None:
+        """Note that a generation, or all of an id, was destroyed: it is not taken back.
+
+        Of a version that was there the number too: it stood for that content in this life.
+        """
+        if not self.rebuilding:
+            return
+        if isinstance(what, VersionRecord):
+            self._ended |= {what.generation, (what.id, what.version)}
+        else:
             self._ended.add(what)
 
     # ------------------------------------------------------------ messages
@@ -210,7 +222,8 @@ class Inventories:
 
     def _rebuilt(self, one: ReplicaRecord) -> VersionRecord | None:
         """Take a version back from a replica, when the journal lost it."""
-        ended = one.generation in self._ended or one.id in self._ended
+        known = {one.generation, one.id, (one.id, one.version)}
+        ended = not known.isdisjoint(self._ended)
         if not self.rebuilding or ended or not one.index:
             return None
         if one.generation >> 40 >= self._names.numbers.epoch:

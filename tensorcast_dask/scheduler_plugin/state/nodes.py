@@ -108,13 +108,22 @@ class Nodes:
         )
 
     def may_be_leased(self, record: NodeRecord) -> bool:
-        """Whether a node that is not back yet may serve under an earlier life's lease."""
+        """Whether a node that is not live may serve under a lease that still runs.
+
+        One that is not back yet under an earlier life's, one that was ended under its own.
+        """
+        if record.live:
+            return False
+        now_s = self._outbox.now_s
+        return now_s < record.lease_until_s or self._is_missing(record)
+
+    def _is_missing(self, record: NodeRecord) -> bool:
         unheard = not record.live and not record.lease_until_s
         return unheard and self._outbox.now_s < self.unheard_until_s
 
     def is_unheard(self, record: NodeRecord) -> bool:
         """Whether a node may hold, and give, what this catalog does not know yet."""
-        return self.may_be_leased(record) or (record.live and record.claiming)
+        return self._is_missing(record) or (record.live and record.claiming)
 
     def any_unheard(self) -> bool:
         """Whether any node may."""

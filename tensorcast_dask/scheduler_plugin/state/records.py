@@ -144,6 +144,8 @@ class NodeRecord:
     #: Has a worker. Unattended nodes are read from, not placed on.
     attended: bool = True
     draining: bool = False
+    #: It was told to end: told so again should it come back.
+    ended: bool = False
     #: Its inventory is not complete yet.
     claiming: bool = False
     #: What the inventory has brought so far.

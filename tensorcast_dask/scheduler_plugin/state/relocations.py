@@ -388,5 +388,12 @@ class Relocations:
         self._operations.finish(drain.operation, receipt, durable=True)
 
     def _end_node(self, node: NodeRecord) -> None:
+        """Tell a node to end, now and should it come back; it counts no more."""
+        node.ended = True
         self._outbox.send(node.link, DoEnd(why="drained"))
         self._nodes.give_up(node, why="it was drained and ended")
+
+    def came_back(self, node: NodeRecord) -> None:
+        """End a node that had no link when it was told to."""
+        if node.ended:
+            self._end_node(node)

@@ -250,6 +250,25 @@ def test_what_was_destroyed_before_its_node_came_back_is_not_rebuilt(
     assert d.nodes[NodeId("a")].held == {}
 
 
+def test_a_number_that_was_used_and_destroyed_since_the_loss_is_not_taken_back() -> (
+    None
+):
+    d = Desk()
+    a = d.node("a")
+    p = d.program()
+    old = p.put("x")
+    d = d.restart(lost=True)
+    p.open(settled=p.count)
+    b = d.node("b")
+    new = p.put("x", node=b.node)
+    assert new.version == old.version
+    assert p.destroy("x", new.generation) == (new.version,)
+    a.join()
+    with pytest.raises(Gone):
+        p.resolve("x")
+    assert a.held == {}
+
+
 def test_a_copy_of_a_commit_that_the_journal_lost_is_dropped_and_made_again() -> None:
     d = Desk()
     a, b = d.node("a"), d.node("b")

@@ -215,6 +215,23 @@ def test_drain_moves_what_a_node_alone_holds_and_then_ends_it() -> None:
         p.call(drain(p, "a"), m.Drained)
 
 
+def test_a_node_that_was_ended_without_a_link_is_told_when_it_comes_back() -> None:
+    d, p = desk("a", "b")
+    info = p.put("x", node=NodeId("a"))
+    p.call(ensure(p, info.generation, "b"), m.Moved)
+    a = d.nodes[NodeId("a")]
+    a.lose_link()
+    p.call(drain(p, "a"), m.Drained)
+    rid = p.ask(m.Destroy(rid=p.rid(), id=info.id, deadline_s=60.0))
+    d.pass_time(2.0)
+    assert not p.answered(rid), "node a does not know of it and has its lease"
+    a.join()
+    assert any(isinstance(one, m.DoEnd) for one in a.inbox)
+    a.lose_link()
+    d.pass_time(6.0)
+    assert p.result(rid, m.Destroyed).versions == (1,)
+
+
 def test_what_a_drain_has_moved_is_kept_there_while_the_node_still_empties() -> None:
     d, p = desk("a", "b")
     moved = p.put("x", node=NodeId("a")).generation

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import pytest
+
+from tensorcast_dask.exceptions import DataLost
 from tensorcast_dask.tensors import messages as m
 from tests.kit.catalogs import Desk
 
@@ -26,6 +29,23 @@ def test_a_host_that_fails_is_passed_over_for_another() -> None:
     info = p.put("x", replicas=2)
     assert info.degraded == ""
     assert len({d.nodes[node].host for node in p.locate(info.generation)}) == 2
+
+
+def test_what_is_lost_before_its_copies_are_made_was_not_put() -> None:
+    d = Desk()
+    a, b = d.node("a"), d.node("b")
+    p = d.program(host="h-a")
+    b.obedient = False
+    created = p.create("x", node=a.node, replicas=2)
+    p.fill("x", created)
+    ask = m.CommitCreated(rid=p.rid(), generation=created.generation, deadline_s=60.0)
+    p.ask(ask)
+    a.lose_link()
+    d.pass_time(7.0)
+    b.obey_all()
+    d.pass_time(1.0)
+    with pytest.raises(DataLost):
+        p.result(ask.rid, m.ArtifactInfo)
 
 
 def test_the_shortfall_says_how_many_and_why() -> None:
