@@ -85,7 +85,7 @@ def warn_of_shortfall(info: ArtifactInfo) -> None:
     """Say in the log that a version has fewer replicas than were asked for."""
     if info.degraded:
         _LOG.warning(
-            "%r v%d is degraded: %s; more hosts, or replicas=1, would mend it",
+            "%r v%d has fewer replicas than asked for: %s",
             info.id,
             info.version,
             info.degraded,

@@ -166,7 +166,9 @@ def put(
                 show_json(artifact.info)
             else:
                 success(f"{artifact!r}")
-            if loading.note:
+            if (
+                loading.note and not artifact.degraded
+            ):  # that is in the log, which is here
                 success(f"{id_}: {loading.note}")
 
     run(work)

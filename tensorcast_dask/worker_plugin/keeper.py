@@ -5,7 +5,8 @@ Rules:
 1. Events enter through `tell`, on the worker's loop. What blocks runs in a thread.
 2. Nothing that fails here reaches Dask: a worker without a store computes on, and `why`
    says what is missing.
-3. A worker that is on its way out starts no store.
+3. A worker that is on its way out starts no store and adopts none: it would hold up the end
+   of another's.
 """
 
 from __future__ import annotations
@@ -197,7 +198,7 @@ class Keeper:
 
     def _report(self, phase: Phase, node: NodeId, why: str) -> None:
         self._settled.set()
-        if why:
+        if why and dask_private.is_running(self.worker):
             log.warning("worker %s: %s", self.worker.address, why)
         self.worker.log_event(
             "tensorcast",
@@ -211,6 +212,9 @@ class Keeper:
         )
 
     async def _look(self) -> None:
+        if not dask_private.is_running(self.worker):  # rule 3
+            self.tell(Found(cards=()))
+            return
         try:
             cards = await asyncio.to_thread(self._control.look)
         except (TensorCastError, OSError) as error:

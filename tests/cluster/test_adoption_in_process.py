@@ -9,10 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from distributed import Client
+from distributed.core import Status
 
 import tensorcast_dask as tc
 from tensorcast_dask.tensors.messages import NodeCard
-from tests.kit.eventually import eventually
+from tensorcast_dask.worker_plugin import context
+from tests.kit.eventually import eventually, never
 from tests.kit.local import local_cluster, stores_in
 
 pytestmark = pytest.mark.timeout(240)  # for hangs, not for busy machines
@@ -78,6 +80,26 @@ def test_a_store_that_dies_is_replaced_under_the_same_worker(
             return [card.node for card in found] not in ([], [before.node])
 
         eventually(replaced, within_s=40, what="another store")
+
+
+def test_a_worker_on_its_way_out_does_not_take_a_store_that_another_left(
+    run_dir: Path,
+) -> None:
+    with local_cluster(run_dir, n_workers=2, settings=SETTINGS) as cluster:
+        cards = {card.name: card for card in attended(run_dir, 2)}
+        leaving, closing = cluster.workers[0], cluster.workers[1]
+        leaving.status = Status.closing_gracefully
+        cluster.sync(closing.close)
+        os.kill(cards["0"].pid, signal.SIGKILL)  # it looks for another now
+        keeper = context.keeper_of(leaving)
+        assert keeper is not None
+        eventually(lambda: not keeper.card, within_s=20)
+        left = cards["1"].node
+        never(
+            lambda: [c for c in stores_in(run_dir) if c.node == left and c.worker],
+            for_s=1.0,
+            what="the store that is let go has a worker",
+        )
 
 
 def test_adaptive_scaling_loses_nothing(run_dir: Path) -> None:

@@ -91,9 +91,10 @@ def choose(
         and (not only_host or node.host == host)
     ]
     if not able:
+        other = "other host has a node that can" if avoid_hosts else "node can"
         message = (
-            "no node can take the bytes: none is running, or all are unattended, being "
-            "drained or hold them already; start a worker or wait for one"
+            f"no {other} take the bytes (running, with its worker, not being drained, "
+            "without them); start a worker there, or wait for one"
         )
         raise CapacityError(message, {"nbytes": nbytes})
     big = [node for node in able if capacity_bytes(node) >= nbytes]

@@ -110,7 +110,7 @@ def test_putting_what_is_there_already_changes_nothing_and_is_said(
 
 
 def test_replicas_that_one_host_cannot_hold_are_said(up: Commands, model: Path) -> None:
-    assert "1 of 2 hosts" in up("put", str(model), "two/w", "--replicas", "2")[1]
+    assert "1 of 2 hosts" in up.run("put", str(model), "two/w", "--replicas", "2")[1]
     assert "1 of 2 hosts" in up.json("show", "two/w")["artifact"]["degraded"]
     up("rm", "two/w")
 
