@@ -46,12 +46,16 @@ class Faults:
     slow_disk_s: float = 2.0
     #: Chance that memory is refused when it is asked for, and in the middle of a copy.
     out_of_room: float = 0.0
+    #: Memory runs short on every node at once: each gives up what it may.
+    squeeze: float = 0.0
     #: Chance that a chunk breaks off, or arrives damaged.
     truncated: float = 0.0
     # -------------------------------------------------------------- scheduler
     #: The scheduler is killed and starts again on its journal. What the journal was just
     #: writing is all there or not at all.
     scheduler_restart: float = 0.0
+    #: Chance that the scheduler is killed when a group is on disk and nobody was told yet.
+    crash_at_sync: float = 0.0
     #: Chance that such a restart finds rows missing, or no journal at all.
     journal_loss: float = 0.0
     #: The journal's disk takes nothing for a while.
@@ -78,8 +82,10 @@ ROUGH = Faults(
     drift=0.005,
     slow_disk=0.1,
     out_of_room=0.05,
+    squeeze=0.1,
     truncated=0.03,
     scheduler_restart=0.08,
+    crash_at_sync=0.01,
     journal_loss=0.25,
     journal_stall=0.04,
     busy_loop=0.05,

@@ -1,6 +1,6 @@
-"""What a simulated node does at the catalog's orders: pulls, drops, their outcomes.
+"""What a simulated node does at the catalog's orders: pulls, files, drops, their outcomes.
 
-It follows `store.jobs`, `store.movers` and `store.pulls`; the pull planner is the product's.
+It follows `store.jobs`, `store.movers`, `store.files` and `store.pulls`; the pull planner is the product's.
 
 Rules:
 
@@ -28,6 +28,7 @@ from tensorcast_dask.store.state.replicas import Life, Wanted
 from tensorcast_dask.tensors import messages as m
 from tensorcast_dask.tensors.ids import Generation, NodeId
 from tests.kit.sim_pull import SimPull
+from tests.kit.sim_store import index_of, values_of
 from tests.kit.sim_timeline import Process, Signal
 
 if TYPE_CHECKING:
@@ -40,13 +41,14 @@ __all__ = ["Job", "SimJobs"]
 
 Brought = tuple[int, str, tuple[NodeId, ...]]
 HERE: Brought = (0, "here", ())
+FILE: Brought = (0, "file", ())
 
 
 @dataclass(eq=False)
 class Job:
     """One running task."""
 
-    order: m.DoPull
+    order: m.DoPull | m.DoLoad | m.DoSave
     until_s: float
     cancelled: bool = False
     pull: SimPull | None = None
@@ -141,7 +143,7 @@ class SimJobs:
             waiting.fire()
 
     # -------------------------------------------------------------- pulls
-    def start(self, order: m.DoPull) -> None:
+    def start(self, order: m.DoPull | m.DoLoad | m.DoSave) -> None:
         """Carry a task out once."""
         known = self.outcomes.get(order.task)
         if known is not None:
@@ -154,14 +156,23 @@ class SimJobs:
     def _run(self, job: Job, epoch: int) -> Process:
         started_s = self.node.now_s()
         task = job.order.task
+        result, brought = b"", FILE
         try:
-            nbytes, via, sources = yield from self._once(job)
+            match job.order:
+                case m.DoPull():
+                    brought = yield from self._once(job, job.order)
+                case m.DoLoad():
+                    result = yield from self._load(job, job.order)
+                case m.DoSave():
+                    yield from self._save(job, job.order)
+            nbytes, via, sources = brought
             done = m.TaskDone(
                 task=task,
                 moved_bytes=nbytes,
                 seconds=self.node.now_s() - started_s,
                 via=via,
                 sources=sources,
+                result=result,
             )
         except TensorCastError as error:
             done = m.TaskDone(task=task, fault=m.Fault.of(error))
@@ -169,8 +180,57 @@ class SimJobs:
             self.running.pop(task, None)
             self.ended(done)
 
-    def _once(self, job: Job) -> Generator[Wait, bool, Brought]:
-        key = (job.order.generation, job.order.tier)
+    # -------------------------------------------------------------- files
+    def _load(self, job: Job, order: m.DoLoad) -> Generator[Wait, bool, bytes]:
+        """Read a file that holds as many bytes as its path says (`store.files`)."""
+        nbytes = int(order.path)
+        if not nbytes:
+            message = "there is no such file"
+            raise NotFound(message)
+        index, digest = index_of(nbytes)
+        wanted = Wanted(
+            generation=order.generation,
+            id=order.id,
+            version=order.version,
+            nbytes=nbytes,
+            tier=m.Tier.HOST,
+            owner=0,
+            deadline_s=job.until_s,
+            labels=order.labels,
+        )
+        filling = yield from self.store.reserve(wanted)
+        target = self.store.hold(order.generation, filling.copy)
+        try:
+            self.store.fresh(filling.copy)
+            for at, value in enumerate(values_of(order.generation, nbytes)):
+                yield self.store.disk_s()
+                self._check(job)
+                self.store.write(filling.copy, at, value)
+            self.store.commit(order.generation, m.Tier.HOST, index=index, digest=digest)
+        finally:
+            self.store.release(target)
+            self.store.abort(order.generation, m.Tier.HOST)
+        return index
+
+    def _save(self, job: Job, order: m.DoSave) -> Generator[Wait, bool, None]:
+        """Write a replica to a file, which is right or not there."""
+        held = self.store.acquire(order.generation)
+        try:
+            yield self.store.disk_s()
+            self._check(job)
+            values = self.store.look(held.copy)
+            self.node.world.watch.read(self.node, order.generation, values)
+        finally:
+            self.store.release(held)
+
+    def _check(self, job: Job) -> None:
+        if job.cancelled or self.node.now_s() >= job.until_s:
+            message = "the task was cancelled, or is late"
+            raise DeadlineExceeded(message)
+
+    # -------------------------------------------------------------- bringing
+    def _once(self, job: Job, order: m.DoPull) -> Generator[Wait, bool, Brought]:
+        key = (order.generation, order.tier)
         flight = self.flights.get(key)
         if flight is not None:
             patience_s = (job.until_s - self.node.now_s()) / self.node.rate
@@ -182,7 +242,7 @@ class SimJobs:
             return flight.brought
         flight = self.flights[key] = Flight()
         try:
-            flight.brought = yield from self._bring(job)
+            flight.brought = yield from self._bring(job, order)
         except TensorCastError as error:
             flight.error = error
             raise
@@ -196,12 +256,11 @@ class SimJobs:
         copy = None if replica is None else replica.copy(tier)
         return copy is not None and copy.life is Life.COMMITTED
 
-    def _bring(self, job: Job) -> Generator[Wait, bool, Brought]:
-        order = job.order
+    def _bring(self, job: Job, order: m.DoPull) -> Generator[Wait, bool, Brought]:
         if self._holds(order.generation, order.tier):
             return HERE
         if order.tier is m.Tier.DISK:
-            return (yield from self._to_disk(job))
+            return (yield from self._to_disk(job, order))
         if self._holds(order.generation, m.Tier.DISK):
             try:
                 yield from self.store.restore(order.generation)
@@ -210,16 +269,16 @@ class SimJobs:
                     raise
             else:
                 return order.nbytes, "disk", ()
-        return (yield from self._from_others(job))
+        return (yield from self._from_others(job, order))
 
-    def _to_disk(self, job: Job) -> Generator[Wait, bool, Brought]:
-        generation = job.order.generation
+    def _to_disk(self, job: Job, order: m.DoPull) -> Generator[Wait, bool, Brought]:
+        generation = order.generation
         if not self.node.disk:
             message = "this node has no disk tier"
             raise NotFound(message)
         brought = HERE
         if not self._holds(generation, m.Tier.HOST):
-            brought = yield from self._from_others(job)
+            brought = yield from self._from_others(job, order)
         if job.cancelled:
             message = "the task was cancelled"
             raise DeadlineExceeded(message)
@@ -228,8 +287,7 @@ class SimJobs:
             self.store.drop(generation, m.Tier.HOST, why="asked for on disk only")
         return brought
 
-    def _from_others(self, job: Job) -> Generator[Wait, bool, Brought]:
-        order = job.order
+    def _from_others(self, job: Job, order: m.DoPull) -> Generator[Wait, bool, Brought]:
         sources = tuple(one for one in order.sources if one.card.node != self.node.node)
         wanted = Wanted(
             generation=order.generation,
@@ -250,7 +308,13 @@ class SimJobs:
         if not sources:
             message = f"generation {order.generation} has no source that lives"
             raise PeerLost(message)
-        job.pull = SimPull(self.node, wanted, sources, until_s=job.until_s)
+        job.pull = SimPull(
+            self.node,
+            wanted,
+            sources,
+            until_s=job.until_s,
+            source_generation=order.source_generation or order.generation,
+        )
         if job.cancelled:
             job.pull.cancel("the task was cancelled")
         used = yield from job.pull.run()

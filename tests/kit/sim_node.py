@@ -295,7 +295,7 @@ class SimNode:
     # -------------------------------------------------------------- orders
     def _order(self, message: object) -> None:
         match message:
-            case m.DoPull():
+            case m.DoPull() | m.DoLoad() | m.DoSave():
                 self.jobs.start(message)
             case m.DoDrop() | m.DropGranted():
                 self.jobs.drop(message)

@@ -54,7 +54,7 @@ def fenced_before_given_up(node: SimNode, scheduler: SimScheduler) -> None:
         return
     if node.seen_epoch == scheduler.catalog.epoch:
         left_s = node.lease_left_s()
-        assert left_s <= 0.0 or node.ended or record.draining, (
+        assert left_s <= 0.0 or node.ended or record.ended, (
             f"{node.name} was given up with {left_s} s of its lease left"
         )
 

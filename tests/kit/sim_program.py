@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from tensorcast_dask.tensors import messages as m
 from tensorcast_dask.tensors.ids import HostId, RequestId, SessionId
+from tests.kit.sim_lender import SimLender
 from tests.kit.sim_timeline import Life, Signal, Wait
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ _VALUES: dict[type, type] = {
     m.SetAlias: m.AliasState,
     m.DrainNode: m.Drained,
     m.ListArtifacts: m.Listed,
+    m.LoadFile: m.ArtifactInfo,
+    m.SaveFile: m.Moved,
 }
 
 
@@ -74,6 +77,9 @@ class SimProgram:
     #: Ends of store connections: called when it dies.
     connections: dict[int, Callable[[], None]] = field(default_factory=dict)
 
+    #: What this process registers is served by it.
+    lender: SimLender | None = None
+
     def __post_init__(self) -> None:
         self.life = Life(self.name)
         self.session = SessionId(self.name)
@@ -91,8 +97,18 @@ class SimProgram:
             unmap()
         for cut in self.connections.values():
             cut()
+        if self.lender is not None:
+            self.lender.die()
         if self.comm is not None:
             self.world.network.break_one(self.comm.connection)
+
+    def lending(self) -> SimLender:
+        """Give the side of this process that lends, made at first use."""
+        if self.lender is None:
+            name = f"lend-{self.name}"
+            self.lender = SimLender(self.world, name, self.host, self.life)
+            self.world.lenders.append(self.lender)
+        return self.lender
 
     # -------------------------------------------------------------- comm
     def _connect(self) -> None:

@@ -16,6 +16,7 @@ from tensorcast_dask.store.records import digest_of_index
 from tensorcast_dask.store.state import pull
 from tensorcast_dask.store.state.replicas import Filling
 from tensorcast_dask.tensors.messages import Fault, Tier
+from tests.kit.sim_lender import SimLender
 from tests.kit.sim_store import CHUNK_BYTES, Reading
 from tests.kit.sim_timeline import Process, Signal
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
     from tensorcast_dask.store.state.replicas import Wanted
-    from tensorcast_dask.tensors.ids import NodeId
+    from tensorcast_dask.tensors.ids import Generation, NodeId
     from tensorcast_dask.tensors.messages import Location
     from tests.kit.sim_node import SimNode
     from tests.kit.sim_timeline import Wait
@@ -44,7 +45,10 @@ class SimPull:
         sources: tuple[Location, ...],
         *,
         until_s: float,
+        source_generation: Generation,
     ) -> None:
+        #: Under which the sources hold it.
+        self.source = source_generation
         self.node, self.world = node, node.world
         self.wanted, self.sources = wanted, sources
         self.plan = pull.Pull(
@@ -87,6 +91,10 @@ class SimPull:
             yield from self._reserve()
             index = self.plan.index
             assert index is not None
+            assert self.filling is not None
+            if self.source != wanted.generation:
+                values = node.store.look(self.filling.copy)
+                self.world.watch.copied(self.source, wanted.generation, values)
             node.store.commit(
                 wanted.generation,
                 wanted.tier,
@@ -169,9 +177,10 @@ class SimPull:
             self._later(source, 0.01, pull.Dropped(source=source, chunk=chunk))
 
     # -------------------------------------------------------------- sources
-    def _peer(self, source: int) -> SimNode | None:
+    def _peer(self, source: int) -> SimNode | SimLender | None:
         """Who answers there now; None when nobody does."""
-        peer = self.world.node(self.sources[source].card.node)
+        name = self.sources[source].card.node
+        peer = self.world.node(name) or self.world.lender(name)
         if peer is None or not peer.life.alive:
             return None
         return peer if self.world.network.reaches(self.node.host, peer.host) else None
@@ -189,19 +198,29 @@ class SimPull:
                     self._lose(source, PeerLost("nobody answers"), 0.5)
                 return
             try:
-                replica = peer.store.table.find(self.wanted.generation)
+                told = self._map_of(peer, source)
             except TensorCastError as error:
                 self._lose(source, error)
                 return
-            told = pull.Mapped(
-                source=source,
-                nbytes=replica.nbytes,
-                chunk_bytes=CHUNK_BYTES,
-                index=replica.index,
-            )
             self._later(source, self.world.network.latency_s(), told)
 
         self.world.time.after(self.world.network.latency_s(), ask)
+
+    def _map_of(self, peer: SimNode | SimLender, source: int) -> pull.Mapped:
+        stamp = 0
+        if isinstance(peer, SimLender):
+            lent = peer.at_rest(self.source)
+            nbytes, index, stamp = lent.record.nbytes, lent.record.index, lent.stamp
+        else:
+            replica = peer.store.table.find(self.source)
+            nbytes, index = replica.nbytes, replica.index
+        return pull.Mapped(
+            source=source,
+            nbytes=nbytes,
+            chunk_bytes=CHUNK_BYTES,
+            index=index,
+            stamp=stamp,
+        )
 
     def _fetch(self, source: int, chunk: int, life: int) -> Process:
         yield self.world.network.latency_s()
@@ -212,20 +231,28 @@ class SimPull:
             if self.world.rng.random() < 0.5:
                 self._lose(source, PeerLost("nobody answers"))
             return
+        stamp = 0
         try:
-            held = peer.store.acquire(self.wanted.generation)
+            if isinstance(peer, SimLender):
+                yield self._chunk_s()
+                lent = peer.at_rest(self.source)
+                value, stamp = lent.values[chunk], lent.stamp
+            else:
+                held = peer.store.acquire(self.source)
+                disk = held.copy.tier is Tier.DISK
+                yield peer.store.disk_s() if disk else self._chunk_s()
+                value = peer.store.look(held.copy)[chunk] if peer.life.alive else 0
+                peer.store.release(held)
         except TensorCastError as error:
-            self._lose(source, error)
+            if self.lives[source] == life:
+                self._lose(source, error)
             return
-        yield peer.store.disk_s() if held.copy.tier is Tier.DISK else self._chunk_s()
-        value = peer.store.look(held.copy)[chunk] if peer.life.alive else 0
-        peer.store.release(held)
         if self.lives[source] != life or not self.node.life.alive:
             return
         if self._peer(source) is None or self._unlucky(self.world.faults.truncated):
             self._lose(source, PeerLost("the transfer broke off"))
             return
-        self._arrived(source, chunk, value)
+        self._arrived(source, chunk, value, stamp)
 
     def _chunk_s(self) -> float:
         return self.world.rng.choice((0.002, 0.002, self.world.habits.chunk_s))
@@ -233,7 +260,7 @@ class SimPull:
     def _unlucky(self, chance: float) -> bool:
         return chance > 0 and self.world.rng.random() < chance
 
-    def _arrived(self, source: int, chunk: int, value: int) -> None:
+    def _arrived(self, source: int, chunk: int, value: int, stamp: int) -> None:
         if self._unlucky(self.world.faults.out_of_room / 4):
             error = CapacityError("the machine has no more pages")
             self.outcome = pull.Failed(fault=Fault.of(error))
@@ -245,5 +272,7 @@ class SimPull:
         self.node.store.write(self.filling.copy, chunk, digest)
         self.owed[source].remove(chunk)
         self._put(
-            pull.Arrived(source=source, chunk=chunk, digest=digest, claimed=value)
+            pull.Arrived(
+                source=source, chunk=chunk, digest=digest, claimed=value, stamp=stamp
+            )
         )

@@ -13,7 +13,6 @@ from tensorcast_dask.store.state.replicas import Life
 from tensorcast_dask.tensors import messages as m
 from tensorcast_dask.tensors.ids import ArtifactId
 from tests.kit import oracles
-from tests.kit.sim_store import values_of
 from tests.kit.sim_timeline import Process
 from tests.kit.sim_workload import open_at, put, read
 
@@ -84,7 +83,11 @@ def catalog_and_nodes_agree(world: World, catalog: Catalog) -> None:
     """What the catalog lists lies there, and what lies there it lists."""
     live = {name: one for name, one in catalog.nodes.records.items() if one.live}
     alive = {node.node: node for node in world.alive()}
-    assert sorted(live) == sorted(alive), "the catalog knows other nodes"
+    lenders = {one.node: one for one in world.lenders if one.life.alive}
+    assert sorted(live) == sorted({**alive, **lenders}), "the catalog knows other nodes"
+    for name, lender in lenders.items():
+        listed_here = sorted(catalog.replicas.by_node.get(name, {}))
+        assert listed_here == sorted(lender.lent), f"{name} lends {lender.lent}"
     for name, node in alive.items():
         held: dict[int, list[m.Tier]] = {}
         for generation, tier in node.store.committed():
@@ -103,7 +106,8 @@ def catalog_and_nodes_agree(world: World, catalog: Catalog) -> None:
             )
             for copy in replica.copies:
                 assert copy.life is Life.COMMITTED
-                assert node.store.look(copy) == values_of(generation, replica.nbytes)
+                values = node.store.look(copy)
+                assert values == world.watch.content(generation, len(values))
 
 
 def nothing_destroyed_has_survived(world: World) -> None:
@@ -160,7 +164,8 @@ def the_cluster_still_works(world: World) -> None:
 
 
 def nothing_is_held(world: World) -> None:
-    """All memory is free, or warm."""
+    """All memory is free, or warm; nothing is lent."""
+    assert not any(one.lent for one in world.lenders if one.life.alive)
     for node in world.alive():
         assert not node.store.maps
         for tier, use in node.store.uses().items():

@@ -116,6 +116,8 @@ class SimJournal:
             slow = world.unlucky(world.faults.slow_disk / 4)
             yield world.faults.slow_disk_s / 2 if slow else 0.002
             group = self._sync()
+            if world.crash_at_sync():
+                return
             if stalled:
                 scheduler.tell_soon(JournalBack())
             scheduler.tell_soon(Journaled(seq=group[-1].seq))

@@ -12,6 +12,7 @@ Rules:
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from random import Random
@@ -31,12 +32,14 @@ from tensorcast_dask.store.state.replicas import (
 from tensorcast_dask.store.state.table import Table
 from tensorcast_dask.store.state.tiers import TierRow
 from tensorcast_dask.tensors.checksums import encode_sums
+from tensorcast_dask.tensors.dtypes import dtype
 from tensorcast_dask.tensors.ids import Generation, NodeId
 from tensorcast_dask.tensors.messages import FromNode, ReplicaDropped, Tier, TierUse
+from tensorcast_dask.tensors.specs import Index, TensorSpec
 from tests.kit.sim_faults import Faults
 from tests.kit.sim_timeline import Signal, Wait
 
-__all__ = ["CHUNK_BYTES", "Reading", "SimStore", "tier_rows", "values_of"]
+__all__ = ["CHUNK_BYTES", "Reading", "SimStore", "index_of", "tier_rows", "values_of"]
 
 CHUNK_BYTES = 4096
 DISK_BYTES = 16 * CHUNK_BYTES
@@ -47,6 +50,14 @@ def values_of(generation: Generation, nbytes: int) -> list[int]:
     """The right bytes of a generation, one value a chunk."""
     count = -(-nbytes // CHUNK_BYTES)
     return [hash((generation, chunk)) & 0x7FFFFFFF or 1 for chunk in range(count)]
+
+
+@functools.cache
+def index_of(nbytes: int) -> tuple[bytes, str]:
+    """An index of one uint8 tensor, and its digest."""
+    index = Index.of([TensorSpec("t", dtype("uint8"), (nbytes,))])
+    assert index.nbytes >= nbytes
+    return index.encode(), index.digest()
 
 
 def tier_rows(*, pages: int, disk: bool) -> list[TierRow]:
@@ -335,6 +346,11 @@ class SimStore:
         for generation in left:
             self.table.not_spare(generation)
         return len(left) < len(plan.ask)
+
+    def squeezed(self) -> Generator[Wait, bool, None]:
+        """Make room for as much as there is memory, as far as that goes."""
+        need_bytes = self.pages * CHUNK_BYTES
+        yield from self._relieve(Tier.HOST, need_bytes)
 
     def spill(self, generation: Generation) -> Generator[Wait, bool, bool]:
         """Move a replica from memory to disk (`Disk.spill`)."""

@@ -14,9 +14,10 @@ from tensorcast_dask.store.records import NO_NODE
 from tensorcast_dask.tensors import messages as m
 from tensorcast_dask.tensors.ids import ArtifactId, Generation, NodeId, RequestId
 from tests.kit import oracles
-from tests.kit.sim_store import values_of
+from tests.kit.sim_store import CHUNK_BYTES, values_of
 
 if TYPE_CHECKING:
+    from tests.kit.sim_lender import Lent
     from tests.kit.sim_node import SimNode
     from tests.kit.sim_program import SimProgram
     from tests.kit.sim_scheduler import SimScheduler
@@ -42,6 +43,10 @@ class Watch:
     told_of: oracles.Told = field(default_factory=oracles.Told)
     #: Id, version and length of each generation that was given out.
     created: dict[Generation, tuple[ArtifactId, int, int]] = field(default_factory=dict)
+    #: Content of what was copied from lent memory.
+    copies_of: dict[Generation, list[int]] = field(default_factory=dict)
+    #: What is, or was, lent.
+    lent: dict[Generation, Lent] = field(default_factory=dict)
     #: Acknowledged, and no loss has been said since.
     committed: dict[Generation, None] = field(default_factory=dict)
     published: dict[Generation, None] = field(default_factory=dict)
@@ -90,6 +95,19 @@ class Watch:
             known = self.created.setdefault(value.generation, facts)
             assert known == facts, f"generation {value.generation} was minted twice"
             self._doom(request.id)
+        elif isinstance(reply.value, m.ArtifactInfo) and self._makes(
+            request, reply.value
+        ):
+            info = reply.value
+            facts = (info.id, int(info.version), info.nbytes)
+            self.created.setdefault(info.generation, facts)
+            self._doom(info.id)
+
+    def _makes(self, request: Any, info: m.ArtifactInfo) -> bool:
+        """Whether this is the answer to what made the version by itself."""
+        if isinstance(request, m.Publish):
+            return info.generation != request.generation
+        return isinstance(request, m.LoadFile)
 
     def _on_disk(self, info: m.ArtifactInfo) -> None:
         """Nothing is told that is not on disk."""
@@ -133,10 +151,14 @@ class Watch:
     def _learn(self, request: Any, answer: m.Answer) -> None:
         match request:
             case m.CommitCreated():
-                if request.generation not in self.doomed:
-                    self.committed[request.generation] = None
+                self._commit(request.generation)
+            case m.LoadFile():
+                self._commit(m.decode(answer.value, m.ArtifactInfo).generation)
             case m.Publish():
-                self.published[request.generation] = None
+                made = m.decode(answer.value, m.ArtifactInfo).generation
+                self.published[made] = None
+                if made != request.generation:
+                    self._commit(made)
             case m.Destroy():
                 self._destroyed(request, m.decode(answer.value, m.Destroyed))
             case m.SetAlias():
@@ -154,6 +176,11 @@ class Watch:
             case _:
                 pass
 
+    def _commit(self, generation: Generation) -> None:
+        """Hold the cluster to a version: what is lent is its owner's."""
+        if generation not in self.doomed and generation not in self.lent:
+            self.committed[generation] = None
+
     def _destroyed(self, request: m.Destroy, ended: m.Destroyed) -> None:
         for generation, (name, version, _) in self.created.items():
             meant = generation == request.generation or (
@@ -165,11 +192,39 @@ class Watch:
     # -------------------------------------------------------------- bytes
     def read(self, node: SimNode, generation: Generation, values: list[int]) -> None:
         """What is read of a generation is what was put: immutable, of one content."""
-        nbytes = self.created[generation][2]
-        assert values == values_of(generation, nbytes), (
+        assert values == self.content(generation, len(values)), (
             f"{node.name} gave {values} for generation {generation}"
         )
         self.count("read")
+
+    def content(self, generation: Generation, chunks: int) -> list[int]:
+        """The right bytes of a generation."""
+        copied = self.copies_of.get(generation)
+        if copied is not None:
+            return copied
+        if generation in self.created:
+            return values_of(generation, self.created[generation][2])
+        return values_of(generation, chunks * CHUNK_BYTES)
+
+    def lends(self, generation: Generation, lent: Lent) -> None:
+        """Somebody lends memory."""
+        self.lent[generation] = lent
+
+    def copied(
+        self, source: Generation, generation: Generation, values: list[int]
+    ) -> None:
+        """What is copied of lent memory is what it held at one moment of rest."""
+        lent = self.lent[source]
+        assert values in list(lent.contents.values()), (
+            f"{generation} is a copy of {source} as it never was: {values}"
+        )
+        self.copies_of[generation] = list(values)
+        self.count("copied")
+
+    def read_lent(self, lent: Lent, stamp: int, values: list[int]) -> None:
+        """What is read of lent memory is what it held at one moment of rest."""
+        assert values == lent.contents[stamp]
+        self.count("read lent")
 
     def is_over(self, generation: Generation) -> bool:
         """Whether the end of a version that somebody was told of was acknowledged.
@@ -198,19 +253,11 @@ class Watch:
             for node in self.world.nodes
         )
 
-    def guarded(self, generation: Generation) -> bool:
-        """Whether a generation must not be lost by a decision of ours."""
-        return (
-            generation in self.committed
-            and generation not in self.doomed
-            and generation not in self.lost
-        )
-
     def dropping(
         self, node: SimNode, generation: Generation, tier: m.Tier | None, *, final: bool
     ) -> None:
         """Never the last copy dropped by us."""
-        if not self.guarded(generation):
+        if generation in self.doomed or generation in self.lost:
             return
         if tier is not None:
             replica = node.store.table.replicas[generation]
@@ -221,17 +268,19 @@ class Watch:
     def leaving(self, node: SimNode) -> None:
         """A node ends in order: it alone held nothing."""
         for generation, _ in node.store.committed():
-            if self.guarded(generation):
+            if generation not in self.doomed and generation not in self.lost:
                 self._gone_from(node, generation)
 
     def _gone_from(self, node: SimNode, generation: Generation) -> None:
         if self.copies(generation, but=node.node):
             return
         since_s = self.world.time.now_s - self.died_s.get(generation, float("-inf"))
-        assert since_s < BELIEF_S, (
+        if since_s < BELIEF_S:
+            self.lost[generation] = None
+            return
+        assert generation not in self.committed, (
             f"{node.name} gives up the last copy of generation {generation}"
         )
-        self.lost[generation] = None
 
     def died(self, node: SimNode) -> None:
         """A node died with what it held."""

@@ -9,7 +9,6 @@ Rules:
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from random import Random
@@ -19,10 +18,9 @@ from tensorcast_dask.exceptions import PeerLost, TensorCastError
 from tensorcast_dask.store.records import digest_of_index
 from tensorcast_dask.store.state.replicas import Filling, Wanted
 from tensorcast_dask.tensors import messages as m
-from tensorcast_dask.tensors.dtypes import dtype
 from tensorcast_dask.tensors.ids import ArtifactId, Generation, HostId, NodeId
-from tensorcast_dask.tensors.specs import Index, TensorSpec
-from tests.kit.sim_store import CHUNK_BYTES, Reading, values_of
+from tests.kit.sim_lender import Lent, SimLender
+from tests.kit.sim_store import CHUNK_BYTES, Reading, index_of, values_of
 from tests.kit.sim_timeline import Process, Wait
 
 if TYPE_CHECKING:
@@ -30,7 +28,7 @@ if TYPE_CHECKING:
     from tests.kit.sim_program import SimProgram
     from tests.kit.world import World
 
-__all__ = ["Habits", "index_of", "work"]
+__all__ = ["Habits", "work"]
 
 NAMES = ("x", "y", "z")
 SIZES = (
@@ -45,14 +43,6 @@ Call: TypeAlias = Generator[Wait, bool, None]
 Action: TypeAlias = "Callable[[World, SimProgram], Generator[Wait, bool, object]]"
 
 
-@functools.cache
-def index_of(nbytes: int) -> tuple[bytes, str]:
-    """An index of one uint8 tensor, and its digest."""
-    index = Index.of([TensorSpec("t", dtype("uint8"), (nbytes,))])
-    assert index.nbytes >= nbytes
-    return index.encode(), index.digest()
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Habits:
     """What programs like to do, and what with."""
@@ -65,6 +55,13 @@ class Habits:
     chunk_s: float
     #: Longest rest between two calls.
     rest_s: float
+
+    @classmethod
+    def of(cls, liking: str, *, pages: int, chunk_s: float, rest_s: float) -> Habits:
+        """Give those of programs that like one kind of work."""
+        return cls(
+            weights=_WEIGHTS[liking], pages=pages, chunk_s=chunk_s, rest_s=rest_s
+        )
 
     @classmethod
     def drawn(cls, rng: Random) -> Habits:
@@ -219,13 +216,35 @@ def read(world: World, program: SimProgram) -> Call:
             return
         located = m.Located(info=located.info, locations=(moved.location,))
     for location in located.locations[:2]:
-        node = world.node(location.card.node)
+        name = location.card.node
+        node = world.node(name) or world.lender(name)
         if (yield from open_at(world, program, node, info.generation)):
             return
 
 
+def read_lent(
+    world: World, lender: SimLender, generation: Generation
+) -> Generator[Wait, bool, bool]:
+    """Read another process's memory, chunk by chunk (`api.fetching`)."""
+    try:
+        lent = lender.at_rest(generation)
+        stamp, values = lent.stamp, []
+        for at in range(len(lent.values)):
+            yield world.rng.choice((0.001, 0.001, 0.1))
+            if not lender.life.alive or lender.at_rest(generation).stamp != stamp:
+                return False
+            values.append(lent.values[at])
+    except TensorCastError:
+        return False
+    world.watch.read_lent(lent, stamp, values)
+    return True
+
+
 def open_at(
-    world: World, program: SimProgram, node: SimNode | None, generation: Generation
+    world: World,
+    program: SimProgram,
+    node: SimNode | SimLender | None,
+    generation: Generation,
 ) -> Generator[Wait, bool, bool]:
     """Read a generation at a node, and hold what was read for a while."""
     yield world.network.latency_s()
@@ -233,6 +252,8 @@ def open_at(
         return False
     if not world.network.reaches(program.host, node.host):
         return False
+    if isinstance(node, SimLender):
+        return (yield from read_lent(world, node, generation))
     ended_before = world.watch.is_over(generation)
     opened = Opening(node)
     world.connections += 1
@@ -298,6 +319,101 @@ def _acquire(node: SimNode, generation: Generation) -> Generator[Wait, bool, Rea
         return held  # borrowed from the disk
     node.store.release(held)
     return node.store.acquire(generation, m.Tier.HOST)
+
+
+# -------------------------------------------------------------------- lent, load, save
+def register(world: World, program: SimProgram) -> Call:
+    """Lend memory, change it from time to time, perhaps take it back."""
+    rng = world.rng
+    lender = program.lending()
+    waited_s = 0.0
+    while not lender.up and waited_s < 10.0:  # as `Lender` does at its start
+        waited_s += 0.1
+        yield 0.1
+    nbytes = rng.choice(SIZES)
+    index, digest = index_of(nbytes)
+    name = ArtifactId(rng.choice(NAMES))
+    created = yield from program.ask(
+        m.Create(
+            rid=program.rid(),
+            id=name,
+            nbytes=nbytes,
+            index=index,
+            index_digest=digest,
+            tensors=1,
+            version=rng.choice((0, -1, -1)),
+            owner=m.Owner.CALLER,
+            node=lender.node,
+            host=HostId(program.host),
+            ttl_s=6.0,
+        )
+    )
+    if isinstance(created, m.Fault):
+        return
+    lent = lender.lend(
+        m.ReplicaRecord(
+            generation=created.generation,
+            id=name,
+            version=created.version,
+            tier=m.Tier.HOST,
+            nbytes=nbytes,
+            index_digest=digest,
+            owner=m.Owner.CALLER,
+            index=index,
+        )
+    )
+    commit = m.CommitCreated(
+        rid=program.rid(), generation=created.generation, deadline_s=6.0
+    )
+    info = yield from program.ask(commit, 6.0)
+    if isinstance(info, m.Fault):
+        lender.forget(created.generation)
+        abort = m.AbortCreated(rid=program.rid(), generation=created.generation)
+        yield from program.ask(abort, 5.0)
+        return
+    world.time.spawn(program.life, _own(world, program, lent))
+
+
+def _own(world: World, program: SimProgram, lent: Lent) -> Process:
+    """What an owner does with what it lends."""
+    rng = world.rng
+    for _ in range(rng.randrange(8)):
+        yield rng.choice((0.02, 0.2, 1.0))
+        yield from lent.mutate([rng.choice((0.0, 0.01, 0.2)) for _ in range(3)])
+        if world.quiet:
+            return
+    if rng.random() < 0.5:
+        over = m.Release(
+            rid=program.rid(), generation=lent.record.generation, deadline_s=4.0
+        )
+        yield from program.ask(over, 4.0)
+
+
+def load(world: World, program: SimProgram) -> Call:
+    """Have a node read a file; one of no size is not there."""
+    rng = world.rng
+    yield from program.ask(
+        m.LoadFile(
+            rid=program.rid(),
+            id=ArtifactId(rng.choice(NAMES)),
+            path=str(rng.choice((*SIZES, 0))),
+            deadline_s=rng.choice((0.3, 5.0)),
+            version=rng.choice((0, -1, -1)),
+            host=HostId(program.host),
+            replicas=rng.choice((1, 1, 2)),
+        ),
+        5.0,
+    )
+
+
+def save(world: World, program: SimProgram) -> Call:
+    """Have a holder write a file."""
+    generation = world.watch.some_generation()
+    if generation:
+        ask = m.SaveFile(
+            rid=program.rid(), generation=generation, path="out", deadline_s=4.0
+        )
+        yield from program.ask(ask, 4.0)
 
 
 # -------------------------------------------------------------------- changes
@@ -453,12 +569,16 @@ _CALLS: tuple[Action, ...] = (
     alias,
     view,
     drain,
+    register,
+    load,
+    save,
 )
 #: By what they are good for.
 _WEIGHTS = {
-    "everything": (5, 4, 2, 2, 2, 3, 2, 2, 1, 2, 1, 1),
-    "moving": (4, 1, 1, 1, 0, 4, 8, 8, 0, 0, 0, 0),
-    "crowding": (6, 3, 1, 0, 1, 9, 1, 1, 1, 0, 0, 0),
-    "ending": (6, 2, 4, 1, 8, 3, 1, 0, 0, 0, 1, 0),
-    "naming": (3, 2, 0, 4, 2, 0, 0, 0, 4, 8, 2, 0),
+    "everything": (5, 4, 2, 2, 2, 3, 2, 2, 1, 2, 1, 1, 1, 1, 1),
+    "moving": (4, 1, 1, 1, 0, 4, 8, 8, 0, 0, 0, 0, 0, 0, 0),
+    "crowding": (6, 3, 1, 0, 1, 9, 1, 1, 1, 0, 0, 0, 0, 1, 0),
+    "ending": (6, 2, 4, 1, 8, 3, 1, 0, 0, 0, 1, 0, 1, 1, 0),
+    "naming": (3, 2, 0, 4, 2, 0, 0, 0, 4, 8, 2, 0, 1, 1, 0),
+    "lending": (2, 4, 0, 8, 2, 1, 0, 1, 0, 1, 0, 0, 6, 1, 1),
 }

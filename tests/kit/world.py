@@ -25,6 +25,7 @@ from tensorcast_dask.store.state.replicas import Wanted
 from tensorcast_dask.tensors import messages as m
 from tensorcast_dask.tensors.ids import Generation, NodeId
 from tests.kit.sim_faults import Faults
+from tests.kit.sim_lender import SimLender
 from tests.kit.sim_network import KEEPALIVE_S, Network
 from tests.kit.sim_node import SimNode
 from tests.kit.sim_oracles import check_instant
@@ -74,6 +75,7 @@ class World:
         self.journal = SimJournal(self)
         self.nodes: list[SimNode] = []
         self.programs: list[SimProgram] = []
+        self.lenders: list[SimLender] = []
         self.connections = 0
         self.quiet = False
         #: Until when programs and the scheduler could not talk freely.
@@ -120,6 +122,13 @@ class World:
                 return node
         return None
 
+    def lender(self, name: NodeId) -> SimLender | None:
+        """The registering process of that name, while it lives."""
+        for lender in self.lenders:
+            if lender.node == name and lender.life.alive:
+                return lender
+        return None
+
     def alive(self) -> list[SimNode]:
         """Store processes that live."""
         return [node for node in self.nodes if node.life.alive]
@@ -157,7 +166,9 @@ class World:
         self.watch.began(self.scheduler, loss)
 
     # -------------------------------------------------------------- connecting
-    def dial_link(self, node: SimNode, then: Callable[[End | None], None]) -> None:
+    def dial_link(
+        self, node: SimNode | SimLender, then: Callable[[End | None], None]
+    ) -> None:
         """Open a link to the scheduler; None when nobody is reached."""
         self._dial(node.host, node.name, "link", then)
 
@@ -215,6 +226,7 @@ class World:
             ("drop_link", self._drop_link),
             ("one_way_cut", self._cut),
             ("partition", self._partition),
+            ("squeeze", self._squeeze),
             ("crash_with_amnesia", lambda: self._crash(takeover=False)),
             ("crash_with_disk", lambda: self._crash(takeover=True)),
             ("believed_dead", self._believe_dead),
@@ -322,6 +334,18 @@ class World:
     def _adopt(self, node: SimNode) -> None:
         if node.life.alive:
             node.adopted()
+
+    def _squeeze(self) -> None:
+        for node in self.alive():
+            self.time.spawn(node.life, node.store.squeezed())
+
+    def crash_at_sync(self) -> bool:
+        """Kill the scheduler at the worst moment, or not."""
+        unlucky = self.unlucky(self.faults.crash_at_sync)
+        if unlucky:
+            self.time.note("FAULT", "crash at sync")
+            self._restart()
+        return unlucky
 
     def _restart(self) -> None:
         if self.scheduler is None:

@@ -239,7 +239,10 @@ class Endings:
     def _on_dropped(
         self, ending: Ending, node: NodeRecord
     ) -> Callable[[TaskDone], None]:
-        def dropped(_: TaskDone) -> None:
+        def dropped(done: TaskDone) -> None:
+            if done.fault is not None and self._nodes.may_be_leased(node):
+                self._drop_at(ending, node)  # it was given up, and may serve yet
+                return
             ending.nodes.pop(node.node, None)
             self._look(ending)
 

@@ -232,6 +232,19 @@ def test_a_node_that_was_ended_without_a_link_is_told_when_it_comes_back() -> No
     assert p.result(rid, m.Destroyed).versions == (1,)
 
 
+def test_a_destroy_waits_for_the_lease_of_a_node_that_was_ended_meanwhile() -> None:
+    d, p = desk("a", "b")
+    info = p.put("x", node=NodeId("a"))
+    d.nodes[NodeId("a")].lose_link()
+    rid = p.ask(m.Destroy(rid=p.rid(), id=info.id, deadline_s=60.0))
+    d.flush()
+    p.call(drain(p, "a"), m.Drained)
+    d.pass_time(2.0)
+    assert not p.answered(rid)
+    d.pass_time(6.0)
+    assert p.result(rid, m.Destroyed).versions == (1,)
+
+
 def test_what_a_drain_has_moved_is_kept_there_while_the_node_still_empties() -> None:
     d, p = desk("a", "b")
     moved = p.put("x", node=NodeId("a")).generation
