@@ -46,14 +46,16 @@ async def same_content(
 
     Parameters
     ----------
-    core, limit
-        The session, and how long it may take.
+    core : Core
+        The session.
     artifact_id, index_digest
         What was to be made.
     sums : callable
         Gives the encoded sums of the caller's content by chunks of so many bytes. Blocks.
     taken : AlreadyExists
         The catalog's refusal.
+    limit : Deadline
+        For all of it.
     """
     facts = taken.data
     if facts.get("index_digest") != index_digest or "generation" not in facts:

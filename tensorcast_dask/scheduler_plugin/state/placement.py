@@ -78,25 +78,18 @@ def choose(
     CapacityError
         When no node is left, or none could hold so much.
     """
+    live = [node for node in nodes if node.live and node.link and node.is_store]
     able = [
         node
-        for node in nodes
-        if node.live
-        and node.link
-        and node.attended
-        and node.is_store
+        for node in live
+        if node.attended
         and not node.draining
         and node.node not in avoid_nodes
         and node.host not in avoid_hosts
         and (not only_host or node.host == host)
     ]
     if not able:
-        other = "other host has a node that can" if avoid_hosts else "node can"
-        message = (
-            f"no {other} take the bytes (running, with its worker, not being drained, "
-            "without them); start a worker there, or wait for one"
-        )
-        raise CapacityError(message, {"nbytes": nbytes})
+        raise _nobody(live, nbytes, elsewhere=bool(avoid_hosts))
     big = [node for node in able if capacity_bytes(node) >= nbytes]
     if not big:
         most = max(capacity_bytes(node) for node in able)
@@ -118,6 +111,20 @@ def choose(
     if len(able) == 1:
         why = f"the only node that can take it, {where}"
     return best, why
+
+
+def _nobody(live: list[NodeRecord], nbytes: int, *, elsewhere: bool) -> CapacityError:
+    """Give the error for bytes that no node is there for."""
+    if not live:
+        why = "no node is running"
+    elif elsewhere:
+        why = (
+            "no other host has a node for them (with its worker, and not being drained)"
+        )
+    else:
+        why = "every node is unattended, is being drained or holds them already"
+    message = f"no node can take the bytes: {why}; start a worker, or wait for one"
+    return CapacityError(message, {"nbytes": nbytes})
 
 
 def place(
