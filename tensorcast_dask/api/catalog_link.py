@@ -17,6 +17,7 @@ import contextlib
 import itertools
 import logging
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from tensorcast_dask.exceptions import (
@@ -38,7 +39,7 @@ from tensorcast_dask.tensors.messages import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterator
 
     from tensorcast_dask.api.deadlines import Deadline
     from tensorcast_dask.tensors.ids import HostId, SessionId
@@ -50,6 +51,18 @@ _RETRY_S: Final = 0.2
 #: How long callers are kept waiting for a scheduler that is away.
 _AWAY_S: Final = 30.0
 T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A request without an answer."""
+
+    future: asyncio.Future[Answer]
+    #: Its class and its bytes; empty while it is only foreseen.
+    name: str = ""
+    raw: bytes = b""
+    #: Over which comm the catalog got it last.
+    comm: Any = None
 
 
 class CatalogLink:
@@ -84,9 +97,7 @@ class CatalogLink:
         self._comm: Any = None
         self._numbers = itertools.count(1)
         #: Requests without an answer, in the order of their sending.
-        self._pending: dict[
-            RequestId, tuple[Message, bytes, asyncio.Future[Answer]]
-        ] = {}
+        self._pending: dict[RequestId, _Asked] = {}
         self._keeper: asyncio.Task[None] | None = None
         self._up = asyncio.Event()
         self._closed = False
@@ -129,13 +140,14 @@ class CatalogLink:
             message = "this session is closed; connect again"
             raise CatalogUnavailable(message)
         rid: RequestId = request.rid  # type: ignore[attr-defined]
-        raw = encode(request)
-        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self._pending[rid] = (request, raw, future)
+        asked = self._pending.get(rid) or self._ask(rid)
+        asked.name, asked.raw = type(request).__name__, encode(request)
         try:
-            if self._comm is not None:
-                await self._write(raw)
-            answer = await asyncio.wait_for(future, deadline.answer_within_s())
+            # One that was foreseen is there already, unless the comm is another by now.
+            if self._comm is not None and self._comm is not asked.comm:
+                asked.comm = self._comm
+                await self._write(asked.raw)
+            answer = await asyncio.wait_for(asked.future, deadline.answer_within_s())
         except TimeoutError as error:
             raise self._too_late(request) from error
         finally:
@@ -143,6 +155,27 @@ class CatalogLink:
         if answer.fault is not None:
             raise answer.fault.error()
         return decode(answer.value, kind)
+
+    def _ask(self, rid: RequestId) -> _Asked:
+        asked = self._pending[rid] = _Asked(asyncio.get_running_loop().create_future())
+        return asked
+
+    @contextlib.contextmanager
+    def foreseen(self, kind: type[Message]) -> Iterator[RequestId]:
+        """Mint the id of a request of this kind that the next one brings with it.
+
+        Its answer may come from then on. `call` it in the block, once its content is known:
+        it is sent only where it is not sure that the catalog has it.
+        """
+        rid = self.next_rid()
+        asked = self._ask(rid)
+        asked.name, asked.comm = kind.__name__, self._comm
+        try:
+            yield rid
+        finally:
+            self._pending.pop(rid, None)
+            if not asked.future.cancel() and not asked.future.cancelled():
+                asked.future.exception()  # looked at, or the event loop complains
 
     def _too_late(self, request: Message) -> TensorCastError:
         name = type(request).__name__
@@ -152,7 +185,7 @@ class CatalogLink:
             return DeadlineExceeded(
                 f"{name} was not answered in time; give it more with deadline="
             )
-        return _away(request)
+        return _away(name)
 
     async def cancel(self, rid: RequestId) -> None:
         """Ask the catalog to stop a request; its caller gets the catalog's answer."""
@@ -173,9 +206,9 @@ class CatalogLink:
         self._fail_all(CatalogUnavailable("this session was closed; connect again"))
 
     def _fail_all(self, error: TensorCastError) -> None:
-        for _, _, future in self._pending.values():
-            if not future.done():
-                future.set_exception(error)
+        for asked in self._pending.values():
+            if not asked.future.done():
+                asked.future.set_exception(error)
 
     async def _wait_up(self, deadline: Deadline) -> None:
         try:
@@ -224,9 +257,9 @@ class CatalogLink:
 
     def _give_up(self) -> None:
         """End what waits, each with its own truth: the scheduler stays away."""
-        for request, _, future in self._pending.values():
-            if not future.done():
-                future.set_exception(_away(request))
+        for asked in self._pending.values():
+            if not asked.future.done():
+                asked.future.set_exception(_away(asked.name))
 
     async def _greet(self, comm: Any) -> None:
         rid = self.next_rid()
@@ -245,8 +278,10 @@ class CatalogLink:
         self.greeting = decode(answer.value, SessionOpen)
         if self.on_greeting is not None:
             self.on_greeting(self.greeting)
-        for _, raw, _ in list(self._pending.values()):
-            await comm.write(raw)
+        for asked in list(self._pending.values()):
+            if asked.raw:
+                asked.comm = comm
+                await comm.write(asked.raw)
         self._comm = comm
         self._up.set()
 
@@ -254,13 +289,12 @@ class CatalogLink:
         while True:
             answer = decode(await comm.read(), Answer)
             waiting = self._pending.get(answer.rid)
-            if waiting is not None and not waiting[2].done():
-                waiting[2].set_result(answer)
+            if waiting is not None and not waiting.future.done():
+                waiting.future.set_result(answer)
 
 
-def _away(request: Message) -> TensorCastError:
+def _away(name: str) -> TensorCastError:
     """Give what a caller is told when the scheduler went away before it answered."""
-    name = type(request).__name__
     if name in _READS:
         return CatalogUnavailable(
             f"the scheduler does not answer ({name}); is it running?"

@@ -3,7 +3,8 @@
 Rules:
 
 1. The order is fixed: name at the catalog, room at the store, bytes, freeze, commit. A
-   failure in between gives the name and the room back.
+   failure in between gives the name and the room back. A small put asks for its commit
+   together with its name: it takes effect when the node announces the bytes.
 2. What the caller may change later is copied before a call returns.
 3. A name that is taken by equal content is the caller's artifact; by other content it is
    AlreadyExists. Contents are compared by their sums, and only in that case.
@@ -17,8 +18,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tensorcast_dask.api.deadlines import Deadline, deadline
 from tensorcast_dask.api.names import check_labels, check_version
@@ -29,6 +31,7 @@ from tensorcast_dask.exceptions import (
     AbsentError,
     AlreadyExists,
     CapacityError,
+    PeerLost,
     TensorCastError,
     UnsupportedPlatform,
 )
@@ -37,6 +40,7 @@ from tensorcast_dask.tensors.ids import (
     ArtifactId,
     Generation,
     NodeId,
+    RequestId,
     check_name,
     epoch_of,
 )
@@ -58,7 +62,7 @@ from tensorcast_dask.tensors.messages import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from tensorcast_dask.api.core import Core
     from tensorcast_dask.dataplane.arrays import Source
@@ -66,6 +70,7 @@ if TYPE_CHECKING:
     from tensorcast_dask.tensors.specs import Index
 
 __all__ = [
+    "Commitment",
     "creation",
     "finish",
     "give_back",
@@ -76,11 +81,25 @@ __all__ = [
 ]
 
 _THREADS: Final = 2
+#: Tensors that are described on the event loop.
+_FEW: Final = 16
+#: How long to wait for the truth about a commit whose node was lost.
+_DOUBT_S: Final = 5.0
 _PIECE_BYTES: Final = 16 << 20
 _CREATE_TTL_S: Final = 60.0
 #: How long a put that is done again waits for a node that can take it, looking so often.
 _RETURN_S: Final = 30.0
 _AGAIN_S: Final = 0.2
+
+
+class Commitment(NamedTuple):
+    """The `CommitCreated` that a `Create` brings with it, word for word."""
+
+    rid: RequestId = RequestId("")
+    deadline_s: float = 0.0
+
+
+LATER: Final = Commitment()
 
 
 async def take_name(
@@ -94,8 +113,9 @@ async def take_name(
     version: object,
     node: str,
     limit: Deadline,
+    commit: Commitment = LATER,
 ) -> Created:
-    """Take (id, version) in the catalog."""
+    """Take (id, version) in the catalog; `commit` as in `messages.Create`."""
     request = Create(
         rid=core.link.next_rid(),
         id=ArtifactId(check_name(artifact_id)),
@@ -110,6 +130,8 @@ async def take_name(
         host=core.host,
         replicas=replicas,
         ttl_s=_CREATE_TTL_S,
+        commit=commit.rid,
+        commit_deadline_s=commit.deadline_s,
     )
     created = await core.ask(request, Created, limit)
     core.stores.learn([created.node])
@@ -128,44 +150,69 @@ async def put(
     limit: Deadline,
 ) -> ArtifactInfo:
     """Copy tensors into the cluster."""
-    index, sources = await core.in_thread(arrays.canonical, tensors)
+    if isinstance(tensors, Mapping) and len(tensors) > _FEW:
+        index, sources = await core.in_thread(arrays.canonical, tensors)
+    else:  # describing reads no element; a thread costs more
+        index, sources = arrays.canonical(tensors)
     named = dict(labels or {})
     patient = deadline(0.0)
     while True:
-        try:
-            created = await take_name(
-                core,
-                artifact_id,
-                index,
-                owner=Owner.SYSTEM,
-                labels=labels,
-                replicas=replicas,
-                version=version,
-                node=node,
-                limit=limit,
-            )
-        except AlreadyExists as error:
-            sums = partial(_sums, index, sources)
-            digest = index.digest()
-            same = await same_content(core, artifact_id, digest, sums, error, limit)
-            if same is None:
-                raise
-            return same
-        except CapacityError:
-            if not patient.left_s() or not limit.left_s():
-                raise
-            await asyncio.sleep(_AGAIN_S)
-            continue
-        what = ArtifactId(artifact_id), index, sources, named, limit
-        try:
-            async with creation(core, created):
-                await core.in_thread(_send, core, created, *what)
-                return await finish(core, created, limit)
-        except AbsentError:
-            if not _is_forgotten(core, created):
-                raise
-            limit.check("the put was done again after a restart of the scheduler")
-            patient = deadline(_RETURN_S)
+        with contextlib.ExitStack() as stack:
+            commit = LATER
+            if index.nbytes <= core.stores.small_bytes and limit.left_s() > _DOUBT_S:
+                rid = stack.enter_context(core.link.foreseen(CommitCreated))
+                commit = Commitment(rid, limit.left_s())
+            try:
+                created = await take_name(
+                    core,
+                    artifact_id,
+                    index,
+                    owner=Owner.SYSTEM,
+                    labels=labels,
+                    replicas=replicas,
+                    version=version,
+                    node=node,
+                    limit=limit,
+                    commit=commit,
+                )
+            except AlreadyExists as error:
+                sums = partial(_sums, index, sources)
+                digest = index.digest()
+                same = await same_content(core, artifact_id, digest, sums, error, limit)
+                if same is None:
+                    raise
+                return same
+            except CapacityError:
+                if not patient.left_s() or not limit.left_s():
+                    raise
+                await asyncio.sleep(_AGAIN_S)
+                continue
+            what = ArtifactId(artifact_id), index, sources, named, limit
+            try:
+                return await _bring(core, created, what, commit)
+            except AbsentError:
+                if not _is_forgotten(core, created):
+                    raise
+                limit.check("the put was done again after a restart of the scheduler")
+                patient = deadline(_RETURN_S)
+
+
+async def _bring(
+    core: Core, created: Created, what: Any, commit: Commitment
+) -> ArtifactInfo:
+    """Send the bytes and have the commit answered."""
+    limit: Deadline = what[-1]
+    try:
+        async with creation(core, created):
+            await core.in_thread(_send, core, created, *what)
+            return await finish(core, created, limit, commit)
+    except PeerLost:
+        if commit is LATER:
+            raise
+        # The node was lost, perhaps after it had announced what it had got.
+        with contextlib.suppress(TensorCastError):
+            return await finish(core, created, deadline(_DOUBT_S), commit)
+        raise
 
 
 def _is_forgotten(core: Core, created: Created) -> bool:
@@ -187,7 +234,15 @@ def _sums(index: Index, sources: Sequence[Source], chunk_bytes: int) -> bytes:
 @contextlib.asynccontextmanager
 async def creation(core: Core, created: Created) -> Any:
     """Keep a creation alive; give it back when the body fails."""
-    keeper = asyncio.create_task(keep_alive(core, created.generation))
+    keepers: list[asyncio.Task[None]] = []
+    loop = asyncio.get_running_loop()
+    # Most are over before they need any keeping: no task for them.
+    later = loop.call_later(
+        _CREATE_TTL_S / 4,
+        lambda: keepers.append(
+            loop.create_task(keep_alive(core, created.generation, at_once=True))
+        ),
+    )
     try:
         yield
     except BaseException:
@@ -196,13 +251,19 @@ async def creation(core: Core, created: Created) -> Any:
             await core.ask(request, type(None), deadline(5.0))
         raise
     finally:
-        keeper.cancel()
+        later.cancel()
+        for keeper in keepers:
+            keeper.cancel()
 
 
-async def keep_alive(core: Core, generation: Generation) -> None:
+async def keep_alive(
+    core: Core, generation: Generation, *, at_once: bool = False
+) -> None:
     """Tell the catalog from time to time that a creation is alive."""
     while True:
-        await asyncio.sleep(_CREATE_TTL_S / 3)
+        if not at_once:
+            await asyncio.sleep(_CREATE_TTL_S / 3)
+        at_once = False
         request = KeepCreating(
             rid=core.link.next_rid(), generation=generation, ttl_s=_CREATE_TTL_S
         )
@@ -210,12 +271,14 @@ async def keep_alive(core: Core, generation: Generation) -> None:
             await core.ask(request, type(None), deadline(_CREATE_TTL_S / 3))
 
 
-async def finish(core: Core, created: Created, limit: Deadline) -> ArtifactInfo:
+async def finish(
+    core: Core, created: Created, limit: Deadline, commit: Commitment = LATER
+) -> ArtifactInfo:
     """Commit a creation whose bytes are at its node."""
     request = CommitCreated(
-        rid=core.link.next_rid(),
+        rid=commit.rid or core.link.next_rid(),
         generation=created.generation,
-        deadline_s=limit.left_s(),
+        deadline_s=commit.deadline_s or limit.left_s(),
     )
     info = await core.ask(request, ArtifactInfo, limit)
     if created.node.host == core.host:

@@ -802,6 +802,10 @@ class Create(Message, frozen=True, kw_only=True):
     AlreadyExists when it is taken (data: generation, version, index_digest, nbytes).
     The creation is the session's; it is rolled back when the session ends or `ttl_s`
     passes without a sign of life.
+
+    With `commit` it goes on as if a `CommitCreated` under that request id, with
+    `commit_deadline_s`, had come right behind it: one message less for a small put. Whoever
+    does not know whether that happened sends the `CommitCreated` itself.
     """
 
     rid: RequestId
@@ -817,6 +821,8 @@ class Create(Message, frozen=True, kw_only=True):
     host: HostId = HostId("")  # the caller's host: nodes there are preferred
     replicas: int = 1
     ttl_s: float = 60.0
+    commit: RequestId = RequestId("")
+    commit_deadline_s: float = 0.0
 
 
 class Created(Wire, frozen=True, kw_only=True):

@@ -339,8 +339,22 @@ class Program:
         node.hold(msgspec.structs.replace(record, labels=labels))
 
     def put(
-        self, name: str, *, nbytes: int = 100, deadline_s: float = 10.0, **more: object
+        self,
+        name: str,
+        *,
+        nbytes: int = 100,
+        deadline_s: float = 10.0,
+        at_once: bool = False,
+        **more: object,
     ) -> m.ArtifactInfo:
+        """Put; `at_once` has the creation bring its commit with it."""
+        if at_once:
+            rid = self.rid()
+            brings = {"commit": rid, "commit_deadline_s": deadline_s}
+            created = self.create(name, nbytes=nbytes, **brings, **more)
+            self.fill(name, created, nbytes=nbytes)
+            self.desk.flush()
+            return self.result(rid, m.ArtifactInfo)
         created = self.create(name, nbytes=nbytes, **more)
         self.fill(name, created, nbytes=nbytes)
         ask = m.CommitCreated(

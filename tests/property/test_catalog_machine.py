@@ -87,11 +87,15 @@ class CatalogMachine(RuleBasedStateMachine):
         self.program: Program = self.desk.program(host="h1")
 
     # ------------------------------------------------------------ changes
-    @rule(name=names, version=versions, replicas=st.integers(1, 2))
-    def put(self, name: str, version: int, replicas: int) -> None:
+    @rule(
+        name=names, version=versions, replicas=st.integers(1, 2), at_once=st.booleans()
+    )
+    def put(self, name: str, version: int, replicas: int, at_once: bool) -> None:
         wanted = self.model.next_number(name, version)
         try:
-            info = self.program.put(name, version=version, replicas=replicas)
+            info = self.program.put(
+                name, version=version, replicas=replicas, at_once=at_once
+            )
         except (CapacityError, CatalogUnavailable):
             return
         except (AlreadyExists, Mismatch):

@@ -78,6 +78,8 @@ def requests(generations: list[Generation]) -> st.SearchStrategy[m.SessionReques
             node=nodes,
             replicas=st.sampled_from([0, 1, 2, 5]),
             ttl_s=lifetimes,
+            commit=st.one_of(st.just(RequestId("")), rids),
+            commit_deadline_s=times,
         ),
         st.builds(m.CommitCreated, rid=rids, generation=some, deadline_s=times),
         st.builds(m.AbortCreated, rid=rids, generation=some),

@@ -8,13 +8,17 @@ Rules:
 2. It becomes a version in one step, when somebody has asked for the commit and the node
    has announced the replica, in whatever order. Before that no look-up shows it.
 3. It is journaled at leisure, so that a put outlives a restart of the scheduler; one that
-   was not on disk yet is Gone then, and is put again.
+   was not on disk yet is Gone then, and is put again. One that brought its commit with it is
+   journaled once it is `KEEP_AFTER_S` old: most are versions by then, without rows of their
+   own.
 4. The commit is answered after the wanted copies are made and the journal has it.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
+from typing import Final
 
 from tensorcast_dask.exceptions import (
     Gone,
@@ -61,9 +65,10 @@ from tensorcast_dask.tensors.messages import (
     Tier,
 )
 
-__all__ = ["Creation", "Creations"]
+__all__ = ["KEEP_AFTER_S", "Creation", "Creations"]
 
 MAX_REPLICAS = 1000
+KEEP_AFTER_S: Final = 0.05
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -100,6 +105,9 @@ class Creations:
         self._operations = ground.operations
         self._stories = ground.stories
         self._open: dict[Generation, Creation] = {}
+        #: (when it is to be journaled, generation, its session, how long it lives after a
+        #: restart), in this order; some are over by then.
+        self._young: deque[tuple[float, Generation, SessionRecord, float]] = deque()
 
     def __len__(self) -> int:
         return len(self._open)
@@ -113,7 +121,7 @@ class Creations:
         )
 
     # ------------------------------------------------------------ requests
-    def create(self, caller: Caller, session: SessionRecord, ask: Create) -> None:
+    def create(self, caller: Caller, session: SessionRecord, ask: Create) -> Generation:
         """Take a name."""
         check_name(ask.id)
         check_size(ask.nbytes, what="the size of an artifact")
@@ -154,7 +162,10 @@ class Creations:
             ttl_s,
         )
         record = creation.record
-        self._keep(creation, session, ttl_s)
+        if ask.commit:
+            self._keep_later(record.generation, session, ttl_s)
+        else:
+            self._keep(creation, session, ttl_s)
         self._stories.tell(
             self._outbox.now_s,
             (record.id, caller.rid),
@@ -172,6 +183,7 @@ class Creations:
             why=why,
         )
         self._operations.give(caller, created, after=after)
+        return record.generation
 
     def commit(self, caller: Caller, ask: CommitCreated) -> None:
         """Make the version exist."""
@@ -246,6 +258,27 @@ class Creations:
             creation.until_s, lambda: self._expire(creation)
         )
         return creation
+
+    def _keep_later(
+        self, generation: Generation, session: SessionRecord, ttl_s: float
+    ) -> None:
+        due_s = self._outbox.now_s + KEEP_AFTER_S
+        if not self._young:
+            self._timers.at(due_s, self._keep_due)
+        self._young.append((due_s, generation, session, ttl_s))
+
+    def _keep_due(self) -> None:
+        """Journal the creations that have grown old enough."""
+        young = self._young
+        while young and (
+            young[0][0] <= self._outbox.now_s or young[0][1] not in self._open
+        ):
+            _, generation, session, ttl_s = young.popleft()
+            creation = self._open.get(generation)
+            if creation is not None:
+                self._keep(creation, session, ttl_s)
+        if young:
+            self._timers.at(young[0][0], self._keep_due)
 
     def _keep(self, creation: Creation, session: SessionRecord, ttl_s: float) -> None:
         """Journal a creation at leisure: nobody is told of it before its commit."""

@@ -246,7 +246,7 @@ class Requests:
     ) -> None:
         match request:
             case Create():
-                self._parts.creations.create(caller, session, request)
+                self._create(caller, session, request)
             case CommitCreated():
                 self._parts.creations.commit(caller, request)
             case AbortCreated():
@@ -261,6 +261,22 @@ class Requests:
                 self._parts.endings.release(caller, request)
             case _:
                 self._other_change(caller, request)
+
+    def _create(self, caller: Caller, session: SessionRecord, request: Create) -> None:
+        generation = self._parts.creations.create(caller, session, request)
+        if request.commit:
+            commit = CommitCreated(
+                rid=request.commit,
+                generation=generation,
+                deadline_s=request.commit_deadline_s,
+            )
+            self.asked(
+                Asked(
+                    session=session.session,
+                    connection=session.connection,
+                    request=commit,
+                )
+            )
 
     def _other_change(self, caller: Caller, request: SessionRequest) -> None:
         match request:

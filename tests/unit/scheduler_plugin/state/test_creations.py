@@ -17,9 +17,10 @@ from tensorcast_dask.exceptions import (
     NotFound,
     PeerLost,
 )
+from tensorcast_dask.scheduler_plugin.state.creations import KEEP_AFTER_S
 from tensorcast_dask.tensors import messages as m
 from tensorcast_dask.tensors.ids import ArtifactId, Generation, NodeId, RequestId
-from tests.kit.catalogs import Desk, index_of
+from tests.kit.catalogs import Desk, Program, index_of
 
 
 def desk() -> Desk:
@@ -55,6 +56,93 @@ def test_a_put_is_seen_only_after_commit_and_announcement_in_either_order() -> N
         assert p.result(rid, m.ArtifactInfo).stage is m.Stage.COMMITTED
         assert p.resolve("x").generation == created.generation
         assert p.locate(created.generation) == [created.node.node]
+
+
+def bringing(p: Program, name: str, rid: str, deadline_s: float = 5.0) -> m.Create:
+    index = index_of(100)
+    return m.Create(
+        rid=p.rid(),
+        id=ArtifactId(name),
+        nbytes=index.nbytes,
+        index=index.encode(),
+        index_digest=index.digest(),
+        tensors=1,
+        commit=RequestId(rid),
+        commit_deadline_s=deadline_s,
+    )
+
+
+def test_a_creation_that_brings_its_commit_is_a_version_once_it_is_announced() -> None:
+    d = desk()
+    p = d.program()
+    ask = bringing(p, "x", "s-900")
+    created = p.call(ask, m.Created)
+    assert not p.answered(RequestId("s-900"))
+    with pytest.raises(Incomplete):
+        p.resolve("x")
+    p.fill("x", created)
+    d.flush()
+    info = p.result(RequestId("s-900"), m.ArtifactInfo)
+    assert (info.stage, info.generation) == (m.Stage.COMMITTED, created.generation)
+    # Who does not know that it happened asks again, word for word.
+    assert p.call(ask, m.Created) == created
+    assert p.call(commit(created.generation, "s-900"), m.ArtifactInfo) == info
+    with pytest.raises(Mismatch):
+        p.call(commit(created.generation, "s-900", deadline_s=6.0), m.ArtifactInfo)
+    assert len(d.catalog.operations) == 0
+
+
+def test_a_commit_that_was_brought_ends_with_its_creation() -> None:
+    d = desk()
+    p = d.program()
+    created = p.call(bringing(p, "x", "s-900"), m.Created)
+    abort = m.AbortCreated(rid=p.rid(), generation=created.generation)
+    p.call(abort, type(None))
+    with pytest.raises(Gone):
+        p.result(RequestId("s-900"), m.ArtifactInfo)
+    created = p.call(bringing(p, "x", "s-901", deadline_s=2.0), m.Created)
+    d.pass_time(2.5)
+    with pytest.raises(DeadlineExceeded):
+        p.result(RequestId("s-901"), m.ArtifactInfo)
+    assert d.catalog.debug_state()["creations"] == 1
+
+
+def test_a_refused_creation_asks_for_no_commit() -> None:
+    d = desk()
+    p = d.program()
+    p.put("x")
+    with pytest.raises(AlreadyExists):
+        p.call(bringing(p, "x", "s-900"), m.Created)
+    assert not p.answered(RequestId("s-900"))
+    assert p.put("y", at_once=True).version == 1
+
+
+def test_a_put_that_brought_its_commit_is_journaled_as_a_creation_only_when_it_is_slow() -> (
+    None
+):
+    d = desk()
+    p = d.program()
+    before = len(d.rows)
+    p.put("quick", at_once=True)
+    kinds = sorted(row.kind for row in d.rows[before:])
+    assert kinds == ["index", "outcome", "version"]
+    slow = p.call(bringing(p, "slow", "s-900", deadline_s=9.0), m.Created)
+    before = len(d.rows)
+    d.pass_time(KEEP_AFTER_S / 2)
+    later = p.call(bringing(p, "later", "s-901", deadline_s=9.0), m.Created)
+    assert d.rows[before:] == []
+    d.pass_time(KEEP_AFTER_S / 2)
+    rows = [(row.kind, row.key) for row in d.rows[before:]]
+    assert rows == [("creating", str(slow.generation)), ("index", str(slow.generation))]
+    d.pass_time(KEEP_AFTER_S)
+    assert {row.key for row in d.rows[before + 2 :]} == {str(later.generation)}
+    d = d.restart()
+    for node in d.nodes.values():
+        node.join()
+    p.open()
+    p.fill("slow", slow)
+    found = p.call(commit(slow.generation, "s-900", deadline_s=9.0), m.ArtifactInfo)
+    assert found.generation == slow.generation
 
 
 def test_p17_sixteen_creators_of_one_name_have_one_winner_and_the_catalog_lives() -> (

@@ -1,0 +1,121 @@
+"""A program's side of a session: requests that another one brings with it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from distributed import Scheduler
+from distributed.comm.core import connect
+
+from tensorcast_dask.api.catalog_link import CatalogLink
+from tensorcast_dask.api.deadlines import deadline
+from tensorcast_dask.exceptions import Gone
+from tensorcast_dask.scheduler_plugin.dask_private import add_handler
+from tensorcast_dask.scheduler_plugin.sessions import SESSION_OP, Sessions
+from tensorcast_dask.scheduler_plugin.state.events import Asked, Event, SessionOpened
+from tensorcast_dask.tensors.ids import (
+    ClusterId,
+    Epoch,
+    Generation,
+    HostId,
+    RequestId,
+    SessionId,
+)
+from tensorcast_dask.tensors.messages import (
+    CommitCreated,
+    Fault,
+    NodesAsked,
+    SessionOpen,
+)
+from tests.kit.loops import on_loop
+
+GONE = Fault(kind="Gone", message="it is gone")
+
+
+class Catalog:
+    """Notes what it is asked; answers `NodesAsked` and `CommitCreated`."""
+
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+        self.connection = 0
+        self.sessions = Sessions(self.tell)
+
+    def tell(self, event: Event) -> None:
+        match event:
+            case SessionOpened(opening=opening, connection=connection):
+                self.connection = connection
+                greeting = SessionOpen(
+                    cluster=ClusterId("c"),
+                    epoch=Epoch(1),
+                    token=b"",
+                    nodes=(),
+                    chunk_bytes=1,
+                    small_bytes=1,
+                    deadline_default_s=1.0,
+                )
+                self.sessions.answer(opening.session, opening.rid, greeting)
+            case Asked(session=session, request=request):
+                self.asked.append(request)
+                if isinstance(request, NodesAsked):
+                    self.sessions.answer(session, request.rid, None)
+                if isinstance(request, CommitCreated):
+                    self.sessions.answer(session, request.rid, GONE)
+            case _:
+                pass
+
+
+@asynccontextmanager
+async def linked() -> AsyncIterator[tuple[Catalog, CatalogLink]]:
+    async with Scheduler(
+        port=0, host="127.0.0.1", dashboard_address="127.0.0.1:0"
+    ) as scheduler:
+        catalog = Catalog()
+        add_handler(scheduler, SESSION_OP, catalog.sessions.handle)
+
+        async def dial() -> Any:
+            comm = await connect(scheduler.address)
+            await comm.write({"op": SESSION_OP, "reply": False})
+            return comm
+
+        link = CatalogLink(dial, SessionId("s"), pid=1, host=HostId("h"))
+        await link.open(deadline(20.0))
+        try:
+            yield catalog, link
+        finally:
+            await link.close()
+
+
+def commit(rid: RequestId) -> CommitCreated:
+    return CommitCreated(rid=rid, generation=Generation(1), deadline_s=5.0)
+
+
+async def nodes(link: CatalogLink) -> None:
+    await link.call(NodesAsked(rid=link.next_rid()), type(None), deadline(20.0))
+
+
+@on_loop
+async def test_a_foreseen_request_is_not_sent_and_its_early_answer_is_kept() -> None:
+    async with linked() as (catalog, link):
+        with link.foreseen(CommitCreated) as rid:
+            catalog.sessions.answer(SessionId("s"), rid, GONE)
+            await nodes(link)  # the early answer is here by then
+            with pytest.raises(Gone):
+                await link.call(commit(rid), type(None), deadline(20.0))
+        assert [type(one) for one in catalog.asked] == [NodesAsked]
+
+
+@on_loop
+async def test_a_foreseen_request_is_sent_over_another_comm_than_what_brought_it() -> (
+    None
+):
+    async with linked() as (catalog, link):
+        with link.foreseen(CommitCreated) as rid:
+            await nodes(link)
+            catalog.sessions.end(catalog.connection)
+            with pytest.raises(Gone):
+                await link.call(commit(rid), type(None), deadline(20.0))
+        sent = [one for one in catalog.asked if isinstance(one, CommitCreated)]
+        assert sent[-1] == commit(rid)
