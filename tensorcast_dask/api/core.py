@@ -268,12 +268,19 @@ class Operation(Generic[T]):
         return self._task.result()
 
     def exception(self, timeout: float | None = None) -> Any:
-        """Wait for the end; return the error, or None."""
+        """Wait for the end; return the operation's own error, or None.
+
+        Raises
+        ------
+        DeadlineExceeded
+            When it still runs.
+        """
         return self._core.bridge(self._exception, timeout)
 
     async def _exception(self, timeout: float | None) -> TensorCastError | None:
+        await self._wait(timeout)
         try:
-            await self._result(timeout)
+            await self._result(0)
         except TensorCastError as error:
             return error
         return None

@@ -7,6 +7,8 @@ Rules:
    are refused before anything is done.
 2. A deadline is one instant. What is passed on is what is left of it, so that retries and
    hops never add time.
+3. So is the instant at which an answer is no longer waited for, a moment later: the hops of
+   one call share that moment, they do not have one each.
 """
 
 from __future__ import annotations
@@ -21,8 +23,10 @@ from tensorcast_dask.exceptions import DeadlineExceeded, InvalidArgument
 __all__ = ["DEFAULT_S", "Deadline", "deadline"]
 
 DEFAULT_S: Final = 600.0
-#: How long an answer that waits for nothing may be on its way.
-GRACE_S: Final = 5.0
+#: How long after its deadline a call still waits for answers that are on their way.
+GRACE_S: Final = 2.0
+#: For ever, as a number that every clock and socket takes.
+MAX_S: Final = 1e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +36,31 @@ class Deadline:
     at_s: float
     #: The caller asked to look once.
     poll: bool = False
+    #: When an answer is no longer waited for; None is `GRACE_S` after `at_s`.
+    answer_at_s: float | None = None
 
     def left_s(self) -> float:
         """Seconds that are left, never negative."""
         return max(0.0, self.at_s - time.monotonic())
 
     def answer_within_s(self) -> float:
-        """How long to wait for a peer that was told `left_s`."""
-        return self.left_s() + GRACE_S
+        """How long to wait for a peer that was told `left_s`, never negative."""
+        return max(0.0, self._answer_at_s() - time.monotonic())
+
+    def sooner(self, seconds: float) -> Deadline:
+        """Give one that ends so long from now, with no moment after it, or with this one."""
+        ends_s = time.monotonic() + seconds
+        return Deadline(
+            min(self.at_s, ends_s), self.poll, min(self._answer_at_s(), ends_s)
+        )
+
+    def look(self, seconds: float) -> Deadline:
+        """Give one for a peer that is to answer at once or not, waited for so long."""
+        now_s = time.monotonic()
+        return Deadline(now_s, self.poll, min(self._answer_at_s(), now_s + seconds))
+
+    def _answer_at_s(self) -> float:
+        return self.at_s + GRACE_S if self.answer_at_s is None else self.answer_at_s
 
     def check(self, doing: str) -> None:
         """Raise when the instant has passed.
@@ -74,4 +95,4 @@ def deadline(seconds: float | None, *, default_s: float = DEFAULT_S) -> Deadline
             f"deadline must be 0 (look once), positive seconds or None, not {seconds}"
         )
         raise InvalidArgument(message)
-    return Deadline(time.monotonic() + seconds, poll=seconds == 0)
+    return Deadline(time.monotonic() + min(seconds, MAX_S), poll=seconds == 0)

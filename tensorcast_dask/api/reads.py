@@ -28,7 +28,6 @@ from typing import TYPE_CHECKING, Any, Final
 from tensorcast_dask.api import moves, names
 from tensorcast_dask.api.artifact import spec_dict
 from tensorcast_dask.api.core import Operation
-from tensorcast_dask.api.deadlines import Deadline, deadline
 from tensorcast_dask.api.fetching import fetch
 from tensorcast_dask.dataplane import arrays, memory
 from tensorcast_dask.dataplane.maps import PrivateMap
@@ -69,6 +68,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tensorcast_dask.api.core import Core
+    from tensorcast_dask.api.deadlines import Deadline
 
 __all__ = [
     "Found",
@@ -122,22 +122,17 @@ def _open_at(core: Core, card: NodeCard, info: ArtifactInfo, limit: Deadline) ->
 
 def _open_here(core: Core, info: ArtifactInfo, limit: Deadline) -> Found | None:
     """Take step 1; None when no node of this host has it at hand."""
-    card = core.stores.place(info.generation)
-    if card is not None and card.host == core.host:
+    hint = core.stores.place(info.generation)
+    cards = [hint] if hint is not None and hint.host == core.host else []
+    if info.owner is not Owner.CALLER:
+        cards += [card for card in core.stores.local()[:_TRIED] if card != hint]
+    for card in cards:
         try:
-            return _open_at(core, card, info, limit)
-        except (AbsentError, *_UNREACHED):
-            core.stores.forget_place(info.generation)
-    if info.owner is Owner.CALLER:
-        return None
-    for each in core.stores.local()[:_TRIED]:
-        if each == card:
-            continue
-        try:
-            # Only a look: a node that must restore it first is found by way of the catalog.
-            return _open_at(core, each, info, deadline(min(_LOOK_S, limit.left_s())))
+            # Only a look: a node that must restore it first, or that stands still, is left
+            # for what the catalog knows.
+            return _open_at(core, card, info, limit.look(_LOOK_S))
         except (AbsentError, DeadlineExceeded, *_UNREACHED):
-            continue
+            core.stores.forget_place(info.generation)
     return None
 
 
@@ -161,15 +156,16 @@ async def _find(core: Core, info: ArtifactInfo, limit: Deadline) -> Found:
     That a version is gone or lost is the catalog's word alone: a store that does not have
     it (any more) was left by a move, a release or an eviction.
     """
-    pause_s = _FIRST_PAUSE_S
+    pause_s, patience_s = _FIRST_PAUSE_S, _LOOK_S
     while True:
-        locations = await _places(core, info, limit)
+        cards = [at.card for at in await _places(core, info, limit)]
         try:
-            return await _find_at(core, info, [at.card for at in locations], limit)
+            return await _find_at(core, info, cards, limit, patience_s)
         except Incomplete:
             raise
-        except (AbsentError, *_UNREACHED) as error:
+        except (AbsentError, DeadlineExceeded, *_UNREACHED) as error:
             last = error
+        patience_s *= 2
         if limit.left_s() <= 0:
             message = f"{info.id!r} v{info.version} could not be read in time: {last}"
             raise DeadlineExceeded(message) from last
@@ -178,12 +174,23 @@ async def _find(core: Core, info: ArtifactInfo, limit: Deadline) -> Found:
 
 
 async def _find_at(
-    core: Core, info: ArtifactInfo, cards: list[NodeCard], limit: Deadline
+    core: Core,
+    info: ArtifactInfo,
+    cards: list[NodeCard],
+    limit: Deadline,
+    patience_s: float,
 ) -> Found:
     local = [c for c in cards if c.host == core.host and c.kind == "store"]
+    # Who stands still is left after a while, if there is somebody else to turn to.
+    each = limit.sooner(patience_s) if len(cards) > 1 else limit
     for card in local:
-        with contextlib.suppress(AbsentError, *_UNREACHED):
-            return await core.in_thread(_open_at, core, card, info, limit)
+        try:
+            return await core.in_thread(_open_at, core, card, info, each)
+        except (AbsentError, *_UNREACHED):
+            continue
+        except DeadlineExceeded:
+            if each is limit or limit.poll:
+                raise
     if not (local or info.owner is Owner.CALLER or info.view):
         found = await _bring(core, info, limit)
         if found is not None:

@@ -81,6 +81,11 @@ class Stores:
         """Chunk of a transfer over TCP."""
         return self._greeting.chunk_bytes
 
+    @property
+    def stall_s(self) -> float:
+        """How long a holder may be silent where another one has the bytes too."""
+        return self._greeting.stall_s
+
     def greet(self, greeting: SessionOpen) -> None:
         """Take over what a new scheduler said."""
         self._greeting = greeting
@@ -130,8 +135,9 @@ class Stores:
         *,
         payload: Any = None,
         into: Any = None,
+        stall_s: float | None = None,
     ) -> Frame[R]:
-        """One request to one store.
+        """One request to one store, which may be silent for at most `stall_s`.
 
         Returns
         -------
@@ -146,6 +152,7 @@ class Stores:
             into=into,
             max_payload_bytes=_MAX_PAYLOAD_BYTES,
             until_s=time.monotonic() + limit.answer_within_s(),
+            stall_s=stall_s,
         )
 
     @property

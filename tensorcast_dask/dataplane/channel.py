@@ -19,7 +19,7 @@ import socket
 import threading
 import time
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
@@ -159,7 +159,7 @@ class Channel:
         stream = FrameStream(sock, peer=_name(card), stall_s=credentials.stall_s)
         try:
             with _unreachable(card):
-                sock.settimeout(max(1e-3, until_s - time.monotonic()))
+                sock.settimeout(_connect_s(until_s))
                 sock.connect(card.socket)
                 sock.settimeout(None)
             check_uid(sock)
@@ -221,6 +221,7 @@ class Channel:
         into: Into | None = None,
         max_payload_bytes: int = 0,
         until_s: float | None = None,
+        stall_s: float | None = None,
     ) -> Frame[R]:
         """Send one request and wait for its answer.
 
@@ -240,6 +241,8 @@ class Channel:
             The longest answer payload accepted.
         until_s : float, optional
             Monotonic instant at which to give up; the channel is closed then.
+        stall_s : float, optional
+            The longest silence of the peer from now on.
 
         Raises
         ------
@@ -249,6 +252,7 @@ class Channel:
             When the conversation broke; the channel is closed.
         """
         with self._lock, self.conversation():
+            self.stream.stall_s = stall_s or self.stream.stall_s
             self.stream.send(
                 request, payload=payload, payload_file=payload_file, until_s=until_s
             )
@@ -348,15 +352,22 @@ class ChannelPool:
         *,
         prefer: Prefer = Prefer.AUTO,
         until_s: float | None = None,
+        stall_s: float | None = None,
     ) -> Iterator[Channel]:
         """Lend a channel to the node on `card`, an idle one or a new one.
+
+        `stall_s` is the longest silence while a new one is opened.
 
         Errors are those of `Channel.connect`.
         """
         self._check()
         key = (card.node, int(card.incarnation), prefer)
+        ours = self._credentials
         channel = self._take(key) or Channel.connect(
-            card, credentials=self._credentials, prefer=prefer, until_s=until_s
+            card,
+            credentials=replace(ours, stall_s=stall_s or ours.stall_s),
+            prefer=prefer,
+            until_s=until_s,
         )
         try:
             yield channel
@@ -371,27 +382,32 @@ class ChannelPool:
         expect: type[R],
         prefer: Prefer = Prefer.AUTO,
         until_s: float | None = None,
+        stall_s: float | None = None,
         **how: Any,  # noqa: ANN401
     ) -> Frame[R]:
-        """Call over a lent channel; `how` as in `Channel.call`.
+        """Call over a lent channel; `stall_s` and `how` as in `Channel.call`.
 
         A channel that lay idle may turn out to be closed by the peer: then the request
         goes out once more over a new one, which its `rid` makes safe.
         """
         self._check()
         key = (card.node, int(card.incarnation), prefer)
+        stall_s = stall_s or self._credentials.stall_s
+        how |= {"expect": expect, "until_s": until_s, "stall_s": stall_s}
         idle = self._take(key)
         if idle is not None:
             heard = idle.stream.received_bytes
             try:
-                return idle.call(request, expect=expect, until_s=until_s, **how)
+                return idle.call(request, **how)
             except PeerLost as error:
                 if "stalled" in error.data or idle.stream.received_bytes != heard:
                     raise
             finally:
                 self._give(key, idle)
-        with self.channel(card, prefer=prefer, until_s=until_s) as channel:
-            return channel.call(request, expect=expect, until_s=until_s, **how)
+        with self.channel(
+            card, prefer=prefer, until_s=until_s, stall_s=stall_s
+        ) as channel:
+            return channel.call(request, **how)
 
     def _check(self) -> None:
         if self._pid != os.getpid():
@@ -512,6 +528,11 @@ def _unreachable(card: NodeCard) -> Iterator[None]:
         raise PeerLost(message) from error
 
 
+def _connect_s(until_s: float) -> float:
+    """Give what a socket takes as its time-out: neither 0 nor infinity."""
+    return min(_CONNECT_S, max(1e-3, until_s - time.monotonic()))
+
+
 def _dial(card: NodeCard, credentials: Credentials, until_s: float) -> socket.socket:
     if card.tls and credentials.tls is None:
         message = f"{_name(card)} wants TLS and there are no certificates here"
@@ -520,7 +541,7 @@ def _dial(card: NodeCard, credentials: Credentials, until_s: float) -> socket.so
     with _unreachable(card):
         sock = socket.create_connection(
             (card.data_host, card.data_port),
-            timeout=min(_CONNECT_S, max(1e-3, until_s - time.monotonic())),
+            timeout=_connect_s(until_s),
         )
     try:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

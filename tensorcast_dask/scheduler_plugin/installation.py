@@ -214,6 +214,7 @@ class Installation:
                 chunk_bytes=settings.chunk_bytes,
                 small_bytes=settings.own_segment_bytes,
                 deadline_default_s=settings.deadline_default_s,
+                stall_s=settings.stall_s,
                 lease_ttl_s=settings.lease_ttl_s,
                 recovery_timeout_s=settings.recovery_timeout_s,
                 session_grace_s=settings.session_grace_s,

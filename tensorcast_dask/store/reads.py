@@ -23,6 +23,7 @@ from tensorcast_dask.dataplane import faults
 from tensorcast_dask.dataplane.server import Peer, Reply
 from tensorcast_dask.exceptions import (
     CapacityError,
+    DeadlineExceeded,
     InvalidArgument,
     NotFound,
 )
@@ -79,6 +80,12 @@ class Reads:
         if held.file is not None:
             return held
         try:
+            if deadline_s <= 0:
+                message = (
+                    f"{held.replica.id!r} lies on this node's disk, and the reader does "
+                    "not wait; read it with a deadline"
+                )
+                raise DeadlineExceeded(message)  # noqa: TRY301 - released below
             self._movers.restore(generation, now_s() + deadline_s)
             restored = core.acquire(generation, Tier.HOST)
         except (CapacityError, NotFound):  # no room, or others needed it at once
@@ -229,6 +236,7 @@ class Reads:
         held = self._acquire(request.generation, self._core.settings.stall_s, peer)
         done = functools.partial(self._core.release, held)
         try:
+            faults.point("copy.chunk", detail=held.replica.id)
             parts = _cut(held.view(), request.ranges)
             total = xxhash.xxh3_64()
             for part in parts:

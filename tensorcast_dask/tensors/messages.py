@@ -309,7 +309,7 @@ class Open(Message, frozen=True, kw_only=True):
 
     Answer: `Opened`, with a read-only description of its own (`mapped`), or with the bytes
     as payload (small artifacts). Gone / NotFound / Incomplete otherwise. Restores from disk
-    when that is where the bytes are.
+    when that is where the bytes are, unless `deadline_s` is 0: then it is DeadlineExceeded.
     """
 
     rid: RequestId
@@ -793,6 +793,7 @@ class SessionOpen(Wire, frozen=True, kw_only=True):
     link_port: int = 0
     tls: TlsFiles | None = None
     recovery: str = ""  # what a recovery had to say; "" when nothing was lost
+    stall_s: float = 2.0  # a holder that sends nothing for so long is left for another
 
 
 class Create(Message, frozen=True, kw_only=True):

@@ -252,6 +252,7 @@ class Catalog:
             chunk_bytes=settings.chunk_bytes,
             small_bytes=settings.small_bytes,
             deadline_default_s=settings.deadline_default_s,
+            stall_s=settings.stall_s,
             tls=settings.tls,
             recovery=self.said,
         )

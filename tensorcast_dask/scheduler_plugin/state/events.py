@@ -71,6 +71,8 @@ class CatalogSettings(_Value, frozen=True, kw_only=True):
     chunk_bytes: int = 8 << 20
     small_bytes: int = 1 << 20
     deadline_default_s: float = 600.0
+    #: A holder that sends nothing for so long is left for another.
+    stall_s: float = 2.0
     #: Time-to-live of a node's lease.
     lease_ttl_s: float = 5.0
     #: After a restart: how long a replica that nobody has claimed yet is waited for.
