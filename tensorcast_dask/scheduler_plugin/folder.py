@@ -31,7 +31,13 @@ if TYPE_CHECKING:
     from tensorcast_dask.scheduler_plugin.state.events import Recovered
     from tensorcast_dask.tensors.messages import LinkTarget
 
-__all__ = ["forget_cluster", "fresh_epoch", "name_cluster", "write_link"]
+__all__ = [
+    "forget_cluster",
+    "fresh_epoch",
+    "name_cluster",
+    "take_cluster",
+    "write_link",
+]
 
 _LINK = "link.json"
 _CLUSTER = "cluster.json"
@@ -72,6 +78,12 @@ def name_cluster(journal: Journal, folder: Path) -> tuple[Recovered, bytes]:
     if named != known:
         _write(folder / _CLUSTER, msgspec.json.encode(named))
     return msgspec.structs.replace(recovered, cluster=cluster), token
+
+
+def take_cluster(folder: Path, cluster: str, token: bytes, epoch: int) -> None:
+    """Keep the id and token that a store brought, as if they had been kept here (rule 2)."""
+    taken = _Cluster(ClusterId(cluster), token, epoch)
+    _write(folder / _CLUSTER, msgspec.json.encode(taken))
 
 
 def write_link(folder: Path, link: LinkTarget) -> None:

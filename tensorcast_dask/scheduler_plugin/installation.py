@@ -10,6 +10,8 @@ Rules:
 4. A worker is given another's store only when Dask has removed that one.
 5. A longer wait is for one parting: of the worker that a node has when it is granted. Whoever
    adopts the store later leaves as if nothing had been.
+6. A scheduler that found neither journal nor id, and has made nothing yet, becomes the cluster
+   of the first store with artifacts that a worker finds: it begins again, as after a lost journal.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 from distributed.comm.addressing import get_address_host
+from distributed.core import Status
 
 from tensorcast_dask.config import Settings, Tree, local_tree, merged
 from tensorcast_dask.dataplane.hosts import cluster_folder, host_id, run_directory
@@ -31,19 +34,20 @@ from tensorcast_dask.scheduler_plugin.folder import (
     forget_cluster,
     fresh_epoch,
     name_cluster,
+    take_cluster,
     write_link,
 )
 from tensorcast_dask.scheduler_plugin.journal import Journal
 from tensorcast_dask.scheduler_plugin.retiring import Retiring
 from tensorcast_dask.scheduler_plugin.service import CatalogService
-from tensorcast_dask.scheduler_plugin.sessions import SESSION_OP
+from tensorcast_dask.scheduler_plugin.sessions import SESSION_OP, Comm
 from tensorcast_dask.scheduler_plugin.state.events import (
     CatalogSettings,
     Emit,
     WorkerGone,
 )
 from tensorcast_dask.scheduler_plugin.tables import Tables
-from tensorcast_dask.tensors.ids import Incarnation, NodeId
+from tensorcast_dask.tensors.ids import HostId, Incarnation, NodeId
 from tensorcast_dask.tensors.messages import DoEnd, DoLinger, LinkTarget
 from tensorcast_dask.version import __version__
 
@@ -68,6 +72,8 @@ TOPIC: Final = "tensorcast"
 END_S: Final = 1.5
 #: Asks for the right to take a store whose worker Dask has removed.
 GRANT_OP: Final = "tensorcast_grant"
+#: Brings the cluster of a store to a scheduler that has lost it.
+CLUSTER_OP: Final = "tensorcast_cluster"
 #: Waits until the catalog lists a node.
 LISTED_OP: Final = "tensorcast_listed"
 #: How long a worker that starts waits for that.
@@ -143,6 +149,12 @@ class Installation:
         self.settings: Settings | None = None
         self.about: About | None = None
         self._folder: Path | None = None
+        self._host = HostId("")
+        #: The cluster's id is new: this scheduler found none.
+        self._minted = False
+        #: The beginning as another cluster, and which.
+        self._renaming: asyncio.Task[None] | None = None
+        self._renamed = ""
         self.retiring = Retiring(self)
 
     # ------------------------------------------------------------------ start
@@ -165,26 +177,60 @@ class Installation:
         name = settings.cluster or scheduler.address
         run_dir = run_directory(settings.run_dir)
         folder = self._folder = await asyncio.to_thread(cluster_folder, run_dir, name)
-        host = host_id(run_dir, settings.host)
-        service = self.service = await self._open(settings, folder)
-        service.begin(host)
-        link = await self._listen(settings, service, folder)
-        self.about = About(
+        self._host = host_id(run_dir, settings.host)
+        await self._serve(settings, folder)
+        about = About(
             version=__version__,
             cluster_name=name,
-            link=link,
+            link=await self._listen(settings, folder),
             tree=tree,
             arguments=self._arguments,
         )
-        dask_private.add_handler(scheduler, SESSION_OP, service.sessions.handle)
         dask_private.add_handler(scheduler, ABOUT_OP, self.tell_about)
         dask_private.add_handler(scheduler, GRANT_OP, self.grant)
+        dask_private.add_handler(scheduler, CLUSTER_OP, self.take_cluster)
         dask_private.add_handler(scheduler, LISTED_OP, self.wait_until_listed)
         dask_private.replace_retire(scheduler, self.retiring.wrap)
-        worker_plugin, nanny_plugin = self._ship(self.about)
+        await self._offer(about)
+
+    async def _serve(self, settings: Settings, folder: Path) -> None:
+        """Make the catalog."""
+        self.service = await self._open(settings, folder)
+        self.service.begin(self._host)
+
+    async def _offer(self, about: About) -> None:
+        """Let sessions and workers in."""
+        assert self.service is not None, "installation: offered nothing"
+        self.about = about
+        dask_private.add_handler(self.scheduler, SESSION_OP, self._session)
+        worker_plugin, nanny_plugin = self._ship(about)
         await dask_private.ship(
-            scheduler, worker_plugin=worker_plugin, nanny_plugin=nanny_plugin
+            self.scheduler, worker_plugin=worker_plugin, nanny_plugin=nanny_plugin
         )
+
+    async def _begin_as(self, cluster: str, token: bytes, epoch: int) -> None:
+        """Begin again as the cluster that a store is of (rule 6)."""
+        service, about = self.service, self.about
+        settings, folder = self.settings, self._folder
+        if service is None or about is None or settings is None or folder is None:
+            return
+        log.warning(
+            "no journal, and a store of cluster %s: this is that cluster", cluster
+        )
+        self._ready.clear()
+        self.service = None
+        try:
+            await service.stop(keep=False)
+            await asyncio.to_thread(take_cluster, folder, cluster, token, epoch)
+            await self._serve(settings, folder)
+            port = about.link.port  # where the store that was found looks for us
+            link = await self._listen(settings, folder, port=port)
+            await self._offer(msgspec.structs.replace(about, link=link))
+        except Exception as error:
+            log.exception("the catalog cannot begin as cluster %s", cluster)
+            self._failure = error
+        finally:
+            self._ready.set()
 
     async def _open(self, settings: Settings, folder: Path) -> CatalogService:
         """Open the journal and make the catalog of what it holds."""
@@ -203,7 +249,9 @@ class Installation:
             temporary=temporary,
             fresh_epoch=fresh_epoch(folder, wall_s=time.time()),  # noqa: TID251
         )
+        found = journal.recovered.cluster
         recovered, token = await asyncio.to_thread(name_cluster, journal, folder)
+        self._minted = not (found or recovered.lost)
         scheduler = self.scheduler
         tables = Tables()
         journal.on_commit(tables.absorb)
@@ -232,12 +280,14 @@ class Installation:
         return service
 
     async def _listen(
-        self, settings: Settings, service: CatalogService, folder: Path
+        self, settings: Settings, folder: Path, *, port: int = 0
     ) -> LinkTarget:
         """Open the port for nodes and say where it is."""
+        service = self.service
+        assert service is not None, "installation: listens for a catalog"
         host = settings.link_host or _host_of(self.scheduler.address)
         port = await service.links.listen(
-            host, settings.link_ports, service.journal.link_port
+            host, settings.link_ports, port or service.journal.link_port
         )
         await asyncio.to_thread(service.journal.remember_link_port, port)
         catalog = service.catalog
@@ -274,6 +324,14 @@ class Installation:
             raise Mismatch(message)
 
     # ------------------------------------------------------------------ hooks
+    async def _session(self, comm: Comm, **_: object) -> Status:
+        """Answer `SESSION_OP`: hand a comm to the catalog, or close it where there is none."""
+        await self._ready.wait()
+        if self.service is None:
+            comm.abort()
+            return Status.dont_reply
+        return await self.service.sessions.handle(comm)
+
     async def tell_about(self) -> dict[str, Any]:
         """Answer `ABOUT_OP`: which catalog this is."""
         await self._ready.wait()
@@ -298,6 +356,19 @@ class Installation:
         return self._sign(
             link.token, node=NodeId(node), epoch=link.epoch, worker=worker
         )
+
+    async def take_cluster(self, cluster: str, token: bytes, epoch: int) -> bool:
+        """Answer `CLUSTER_OP`: be the cluster of a store, or not (rule 6)."""
+        if self._renamed:
+            return cluster in {"", self._renamed}
+        names = None if self.service is None else self.service.catalog.names
+        if not self._minted or names is None or names.artifacts or names.aliases:
+            return False
+        if cluster:
+            self._renamed = cluster
+            begin = self._begin_as(cluster, token, epoch)
+            self._renaming = asyncio.get_running_loop().create_task(begin)
+        return True
 
     async def wait_until_listed(self, node: str, incarnation: int) -> bool:
         """Answer `LISTED_OP`: a worker is ready when its node can be used."""

@@ -129,6 +129,7 @@ class Sessions:
         self._flushes: set[asyncio.Task[None]] = set()
         #: The comm whose request is being handled: its reader flushes it.
         self._reading: _Comm | None = None
+        self._closed = False
 
     def __len__(self) -> int:
         return len(self._by_session)
@@ -157,6 +158,9 @@ class Sessions:
         return Status.dont_reply
 
     def _open(self, comm: Comm, opening: OpenSession) -> _Comm:
+        if self._closed:
+            message = "the catalog has closed"
+            raise OSError(message)
         taken = _Comm(comm, self.next_connection(), opening.session)
         self._by_session[opening.session] = taken
         self._by_connection[taken.connection] = taken
@@ -215,7 +219,8 @@ class Sessions:
         task.add_done_callback(self._flushes.discard)
 
     async def close(self) -> None:
-        """Close every comm."""
+        """Close every comm, and those that are just coming."""
+        self._closed = True
         for taken in list(self._by_connection.values()):
             taken.ended = True
             with contextlib.suppress(OSError):

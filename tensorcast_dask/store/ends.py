@@ -9,6 +9,7 @@ Rules:
 3. A grant is an HMAC of the cluster token over (node, epoch, worker): only the scheduler
    plugin (and who already holds the token) can make one.
 4. Two clusters do not share a store: one that holds replicas refuses another cluster's worker.
+   A worker that names no cluster is told which one this is: its scheduler has lost that.
 """
 
 from __future__ import annotations
@@ -157,6 +158,13 @@ class Ends:
                 replicas=len(use),
                 nbytes=sum(replica.nbytes for replica in use.values()),
             )
+            if not request.link.cluster:
+                answer = msgspec.structs.replace(
+                    answer,
+                    cluster=identity.cluster,
+                    token=identity.token,
+                    epoch=identity.epoch,
+                )
         logger.info("adopted by %s, incarnation %d", request.worker, incarnation)
         self._do(told)
         return answer

@@ -481,11 +481,18 @@ class Adopt(Message, frozen=True, kw_only=True):
 
 
 class Adopted(Message, frozen=True, kw_only=True):
-    """The store is the worker's; incarnation is new."""
+    """The store is the worker's; incarnation is new.
+
+    Cluster, token and epoch are the store's own, told where the worker's link named none: for a
+    scheduler that has lost all three.
+    """
 
     card: NodeCard
     replicas: int
     nbytes: int
+    cluster: ClusterId = ClusterId("")
+    token: bytes = b""
+    epoch: Epoch = Epoch(0)
 
 
 class LetGo(Message, frozen=True, kw_only=True):

@@ -21,7 +21,7 @@ import msgspec
 from tensorcast_dask.dataplane import hosts
 from tensorcast_dask.dataplane.channel import Channel, Credentials, Prefer
 from tensorcast_dask.exceptions import TensorCastError
-from tensorcast_dask.tensors.ids import Incarnation, RequestId
+from tensorcast_dask.tensors.ids import ClusterId, Incarnation, RequestId
 from tensorcast_dask.tensors.messages import (
     PROTOCOL,
     Adopt,
@@ -110,6 +110,10 @@ class Control:
         """What the store keeps to."""
         return self._identity.settings
 
+    def use_link(self, link: LinkTarget) -> None:
+        """Tell stores of another catalog from now on."""
+        self._identity.link = link
+
     def look(self) -> tuple[NodeCard, ...]:
         """List the stores that may be free, those that nobody attends first."""
         identity = self._identity
@@ -135,13 +139,22 @@ class Control:
         with pressure.as_at_start():
             return self._launch(self._identity.settings, self._start_timeout_s)
 
-    def adopt(self, card: NodeCard, *, mapping: bool, grant: bytes = b"") -> NodeCard:
-        """Ask for a store and keep the connection.
+    def adopt(
+        self,
+        card: NodeCard,
+        *,
+        mapping: bool,
+        grant: bytes = b"",
+        of_any: bool = False,
+    ) -> Adopted:
+        """Ask for a store and keep the connection; `of_any`: whatever cluster it is of.
 
         Raises
         ------
         TensorCastError
             When it is another worker's, or does not answer.
+        Mismatch
+            When it holds artifacts of another cluster (`data` has "cluster").
         """
         until_s = time.monotonic() + ADOPT_S
         channel = Channel.connect(
@@ -157,7 +170,7 @@ class Control:
             name=identity.name,
             pid=os.getpid(),
             settings=identity.settings,
-            link=identity.link,
+            link=_unnamed(identity.link) if of_any else identity.link,
             mapping=mapping,
             grant=grant,
         )
@@ -168,7 +181,7 @@ class Control:
             raise
         self._close()
         self._channel = channel
-        return adopted.card
+        return adopted
 
     def fileno(self) -> int:
         """Descriptor of the control connection: readable once it has ended; -1 without one."""
@@ -206,6 +219,11 @@ class Control:
     def _rid(self) -> RequestId:
         self._requests += 1
         return RequestId(f"{self._identity.address}:{os.getpid()}:{self._requests}")
+
+
+def _unnamed(link: LinkTarget) -> LinkTarget:
+    """Name no cluster: the store keeps its own."""
+    return msgspec.structs.replace(link, cluster=ClusterId(""), token=b"")
 
 
 def _anyone(card: NodeCard) -> NodeCard:

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ask_grant",
     "ask_nanny",
+    "bring_cluster",
     "is_running",
     "lower_nanny_limit",
     "lower_worker_limit",
@@ -64,6 +65,7 @@ NANNY_OP: Final = "tensorcast_nanny"
 NANNY_VARIABLE: Final = "TENSORCAST_NANNY"
 ASK_S: Final = 1.0
 GRANT_OP: Final = "tensorcast_grant"
+CLUSTER_OP: Final = "tensorcast_cluster"
 LISTED_OP: Final = "tensorcast_listed"
 
 
@@ -210,6 +212,20 @@ async def ask_grant(worker: Worker, *, node: str, holder: str) -> bytes:
         log.debug("the scheduler does not answer: %s", error)
         return b""
     return answer if isinstance(answer, bytes) else b""
+
+
+async def bring_cluster(
+    worker: Worker, *, cluster: str = "", token: bytes = b"", epoch: int = 0
+) -> bool:
+    """Bring the scheduler the cluster of a store; with "" ask whether it would take one."""
+    try:
+        answer = await getattr(worker.scheduler, CLUSTER_OP)(
+            cluster=cluster, token=token, epoch=epoch
+        )
+    except OSError as error:
+        log.debug("the scheduler does not answer: %s", error)
+        return False
+    return answer is True
 
 
 async def wait_until_listed(worker: Worker, *, node: str, incarnation: int) -> bool:

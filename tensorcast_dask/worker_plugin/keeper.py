@@ -7,6 +7,8 @@ Rules:
    says what is missing.
 3. A worker that is on its way out starts no store and adopts none: it would hold up the end
    of another's.
+4. A store that holds artifacts of another cluster is adopted only where the scheduler has
+   nothing and takes that cluster's id and token from it; it then sends a plugin of that cluster.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any
 
-from tensorcast_dask.exceptions import TensorCastError
+import msgspec
+
+from tensorcast_dask.exceptions import Mismatch, TensorCastError
 from tensorcast_dask.worker_plugin import dask_private, news, pressure
 from tensorcast_dask.worker_plugin.state.supervision import (
     Adopt,
@@ -153,6 +157,11 @@ class Keeper:
         while self._tasks:
             await asyncio.wait(self._tasks)
 
+    def use_link(self, link: LinkTarget) -> None:
+        """Take news of the catalog's whereabouts, for adoptions from now on."""
+        self.link = link
+        self._control.use_link(link)
+
     async def cluster_closes(self, *, end: bool, why: str) -> None:
         """End the store now, or leave it to the next scheduler."""
         self._closing = "end" if end else "keep"
@@ -238,9 +247,7 @@ class Keeper:
         self._unwatch()
         try:
             grant = b"" if again else await self._grant(card)
-            adopted = await asyncio.to_thread(
-                self._control.adopt, card, mapping=self.mapping, grant=grant
-            )
+            adopted = await self._ask(card, grant)
         except (TensorCastError, OSError) as error:
             if again:
                 self.tell(ControlEnded(node=card.node, why=str(error)))
@@ -261,6 +268,38 @@ class Keeper:
                 "inproc://"
             ):  # else it is the program
                 pressure.prefer_this_process()
+
+    async def _ask(self, card: NodeCard, grant: bytes) -> NodeCard:
+        """Adopt a store; one of another cluster together with that cluster (rule 4)."""
+        control, mapping = self._control, self.mapping
+        try:
+            adopted = await asyncio.to_thread(
+                control.adopt, card, mapping=mapping, grant=grant
+            )
+        except Mismatch as refusal:
+            lost = "cluster" in refusal.data and await dask_private.bring_cluster(
+                self.worker
+            )
+            if not lost:
+                raise
+            adopted = await asyncio.to_thread(
+                control.adopt, card, mapping=mapping, of_any=True
+            )
+            taken = await dask_private.bring_cluster(
+                self.worker,
+                cluster=adopted.cluster,
+                token=adopted.token,
+                epoch=adopted.epoch,
+            )
+            if not taken:
+                control.leave()
+                raise
+            self.use_link(
+                msgspec.structs.replace(
+                    self.link, cluster=adopted.cluster, token=adopted.token
+                )
+            )
+        return adopted.card
 
     async def _grant(self, card: NodeCard) -> bytes:
         """Ask the scheduler for the right to a store that another worker seems to hold."""

@@ -165,6 +165,8 @@ class NodePlugin(WorkerPlugin):
                 keeper.depart_at.cancel()
                 keeper.depart_at = None
             if keeper.link.cluster == self._link.cluster:
+                tls = dask_private.tls_files(worker)
+                keeper.use_link(msgspec.structs.replace(self._link, tls=tls))
                 return
             await _leave(worker, keeper)
         settings = Settings.of(

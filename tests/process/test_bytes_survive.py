@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -159,6 +160,45 @@ def test_retiring_a_worker_loses_nothing(start: Start) -> None:
             for n, artifact in enumerate(artifacts[:4]):
                 assert same(artifact, big(n))
             assert same(artifacts[4], small(9))
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_scheduler_that_lost_all_it_had_is_the_cluster_of_the_stores_it_finds(
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    count: int,
+) -> None:
+    """Journal, id and token lay on a host of their own, which is made anew."""
+    folder = tmp_path_factory.mktemp("b")
+    elsewhere = folder / "s"
+    of_its_own = {"TENSORCAST_RUN_DIR": str(elsewhere)}
+    with Cluster(folder, SETTINGS | {"SEPARATE_HOSTS": "true"}) as cluster:
+        monkeypatch.setenv("TENSORCAST_RUN_DIR", str(cluster.run_dir))
+        cluster.start_scheduler(of_its_own)
+        names = [f"w{n}" for n in range(count)]
+        for name in names:
+            cluster.start_worker(name=name, nanny=False)
+        cluster.wait_for_nodes(count, attended=count)
+        with tc.connect(cluster.address) as cast:
+            for worker in cast.workers():
+                cast.put(big(1), f"of/{worker.name}", worker=worker).publish()
+        before = {card.node for card in cluster.stores()}
+        for process in cluster.processes:
+            process.end()
+        shutil.rmtree(elsewhere)
+        cluster.start_scheduler(of_its_own)
+        with tc.connect(cluster.address) as early:  # it has the id that is given up
+            for name in names:
+                cluster.start_worker(name=name, nanny=False)
+            cluster.wait_for_nodes(count, attended=count)
+            assert {card.node for card in cluster.stores()} == before
+            for name in names:
+                eventually(
+                    lambda name=name: early.exists(f"of/{name}"),  # type: ignore[misc]
+                    within_s=20,
+                )
+                assert same(early.latest(f"of/{name}"), big(1))
+            assert early.put(small(1), "new").version == 1
 
 
 def test_a_retired_workers_bytes_that_fit_nowhere_stay_readable(start: Start) -> None:
