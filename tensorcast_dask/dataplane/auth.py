@@ -24,7 +24,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
-import ssl
 import struct
 from functools import lru_cache
 from pathlib import Path
@@ -42,6 +41,7 @@ from tensorcast_dask.tensors.messages import (
 
 if TYPE_CHECKING:
     import socket
+    import ssl
     from collections.abc import Collection, Mapping
 
     from tensorcast_dask.tensors.ids import ClusterId, Incarnation, NodeId
@@ -278,6 +278,8 @@ def _pem(text_or_path: str) -> str:
 @lru_cache(maxsize=4)
 def client_tls(files: TlsFiles) -> ssl.SSLContext:
     """Make the context of an opening side; the same one for the same files."""
+    import ssl  # noqa: PLC0415 - a store starts without it
+
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     return _load(context, files)
@@ -285,10 +287,14 @@ def client_tls(files: TlsFiles) -> ssl.SSLContext:
 
 def server_tls(files: TlsFiles) -> ssl.SSLContext:
     """Make the context of a listening side; it demands a certificate of the caller."""
+    import ssl  # noqa: PLC0415 - a store starts without it
+
     return _load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), files)
 
 
 def _load(context: ssl.SSLContext, files: TlsFiles) -> ssl.SSLContext:
+    import ssl  # noqa: PLC0415 - a store starts without it
+
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.verify_mode = ssl.CERT_REQUIRED
     try:

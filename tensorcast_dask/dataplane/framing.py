@@ -19,7 +19,6 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import ssl
 import time
 from typing import (
     TYPE_CHECKING,
@@ -40,6 +39,7 @@ from tensorcast_dask.dataplane.sockets import (
     PlainIo,
     TlsIo,
     close_fds,
+    is_tls,
     not_in_children,
 )
 from tensorcast_dask.exceptions import (
@@ -86,7 +86,7 @@ _TICK_S: Final = 0.01
 _HASHED_BYTES: Final = 1024 << 10
 _DEFAULT_STALL_S: Final = 30.0
 #: What a call on a socket raises when it waited too long, and at all.
-_WAITED: Final = (BlockingIOError, TimeoutError, ssl.SSLWantReadError)
+_WAITED: Final = (BlockingIOError, TimeoutError)
 _FAILURES: Final = (OSError, ValueError)
 
 
@@ -219,7 +219,7 @@ class FrameStream:
         self.stall_s = stall_s
         self.sent_bytes = 0
         self.received_bytes = 0
-        self._io: Io = TlsIo(sock) if isinstance(sock, ssl.SSLSocket) else PlainIo(sock)
+        self._io: Io = TlsIo(sock) if is_tls(sock) else PlainIo(sock)
         self._pace = Pace(bandwidth_bytes_per_s) if bandwidth_bytes_per_s else None
         self._header = bytearray(HEADER_BYTES)
         not_in_children(sock)
@@ -231,7 +231,7 @@ class FrameStream:
     @property
     def pending(self) -> bool:
         """Whether TLS has bytes that a poll of the descriptor would not show."""
-        return isinstance(self.sock, ssl.SSLSocket) and self.sock.pending() > 0
+        return is_tls(self.sock) and self.sock.pending() > 0
 
     def close(self) -> None:
         """Close; a thread that is in a call on this stream gets PeerLost. Idempotent."""
@@ -493,7 +493,7 @@ class FrameStream:
         self, error: Exception, what: str, until_s: float | None
     ) -> TensorCastError:
         """Say what the failure of a call on the socket means to the caller."""
-        if isinstance(error, _WAITED):
+        if isinstance(error, _WAITED) or type(error).__name__ == "SSLWantReadError":
             if until_s is not None and time.monotonic() >= until_s - _TICK_S:
                 return DeadlineExceeded(
                     f"the deadline passed before this process could {what} {self.peer}"

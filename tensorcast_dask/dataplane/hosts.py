@@ -18,7 +18,6 @@ import contextlib
 import hashlib
 import os
 import select
-import shutil
 import socket
 import stat
 import struct
@@ -46,6 +45,7 @@ __all__ = [
     "peer_credentials",
     "process_start",
     "read_card",
+    "remove_folder",
     "run_directory",
     "socket_path",
     "write_card",
@@ -223,9 +223,16 @@ def clean_dead(cluster_dir: Path) -> list[str]:
     for folder in _folders(cluster_dir):
         card = read_card(folder)
         if card is not None and not is_alive(card):
-            shutil.rmtree(folder, ignore_errors=True)
+            remove_folder(folder)
             gone.append(folder.name)
     return gone
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder of ours with what is in it, as far as that can be done."""
+    import shutil  # noqa: PLC0415 - a store starts without it
+
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _folders(cluster_dir: Path) -> list[Path]:

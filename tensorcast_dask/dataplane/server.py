@@ -20,7 +20,6 @@ import itertools
 import logging
 import selectors
 import socket
-import ssl
 import threading
 import time
 from dataclasses import dataclass, field
@@ -30,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from tensorcast_dask.dataplane.auth import STORE, Answerer, check_hello, check_uid
 from tensorcast_dask.dataplane.congestion import set_congestion
 from tensorcast_dask.dataplane.framing import FrameStream, Payload
-from tensorcast_dask.dataplane.sockets import close_fds, not_in_children
+from tensorcast_dask.dataplane.sockets import close_fds, is_tls, not_in_children
 from tensorcast_dask.exceptions import (
     InvalidArgument,
     PeerLost,
@@ -51,6 +50,7 @@ from tensorcast_dask.tensors.messages import (
 )
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Callable, Sequence
 
     from tensorcast_dask.tensors.ids import HostId
@@ -343,7 +343,7 @@ class Server:
         me = threading.current_thread()
         peer: Peer | None = None
         try:
-            if isinstance(sock, ssl.SSLSocket):
+            if is_tls(sock):
                 sock.settimeout(self._limits.handshake_s)
                 sock.do_handshake()
             stream = FrameStream(

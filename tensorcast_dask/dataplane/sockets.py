@@ -8,7 +8,8 @@ Rules:
 2. A call that waited too long raises BlockingIOError or TimeoutError; the layer above
    says what that means.
 3. Descriptors arrive closed on exec, and are closed where they do not fit.
-4. A forked child closes its copies of our sockets at once (`not_in_children`): else a
+4. `ssl` is loaded by who makes a TLS socket, not by who only asks for one.
+5. A forked child closes its copies of our sockets at once (`not_in_children`): else a
    connection would seem to live on, and a port to listen, after its process has died.
 """
 
@@ -19,6 +20,7 @@ import contextlib
 import os
 import socket
 import struct
+import sys
 import time
 import weakref
 from dataclasses import dataclass
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Sequence
 
+    from typing_extensions import TypeIs
+
 __all__ = [
     "SCRATCH_BYTES",
     "Io",
@@ -37,6 +41,7 @@ __all__ = [
     "PlainIo",
     "TlsIo",
     "close_fds",
+    "is_tls",
     "not_in_children",
 ]
 
@@ -94,6 +99,12 @@ class Io(Protocol):
     ) -> int:
         """Send some of `views`, with descriptors beside the first byte."""
         ...
+
+
+def is_tls(sock: socket.socket) -> TypeIs[ssl.SSLSocket]:
+    """Say whether a socket speaks TLS."""
+    loaded = sys.modules.get("ssl")
+    return loaded is not None and isinstance(sock, loaded.SSLSocket)
 
 
 class PlainIo:

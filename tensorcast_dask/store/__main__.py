@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
-from tensorcast_dask.store.main import main
+import gc
+
+# Nothing of what a start makes is garbage; the store turns it on when it serves.
+gc.disable()
+
+from tensorcast_dask.store.main import main  # noqa: E402
 
 main()

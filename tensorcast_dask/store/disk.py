@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from tensorcast_dask.dataplane.files.spool import Spool
 from tensorcast_dask.dataplane.segments import MemoryFile
 from tensorcast_dask.exceptions import (
     CorruptFile,
@@ -37,7 +36,7 @@ from tensorcast_dask.tensors.messages import Tier, Wire, decode, encode
 from tensorcast_dask.tensors.specs import Index
 
 if TYPE_CHECKING:
-    from tensorcast_dask.dataplane.files.spool import Spooled
+    from tensorcast_dask.dataplane.files.spool import Spool, Spooled
     from tensorcast_dask.store.core import Core
     from tensorcast_dask.store.state.replicas import Freed, Replica
     from tensorcast_dask.tensors.ids import ClusterId, Generation, NodeId
@@ -91,6 +90,8 @@ def open_disk(
     """
     if Tier.DISK not in core.table.tiers:
         return None
+    from tensorcast_dask.dataplane.files.spool import Spool  # noqa: PLC0415 - a store starts without it
+
     spool = Spool.claim(
         Path(settings.disk_dir) / settings.cluster_name,
         name=node,

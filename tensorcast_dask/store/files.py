@@ -10,9 +10,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tensorcast_dask.dataplane.files.model import open_model
-from tensorcast_dask.dataplane.files.reading import read_into
-from tensorcast_dask.dataplane.files.save import save
 from tensorcast_dask.store.core import now_s
 from tensorcast_dask.store.records import digest_of_index
 from tensorcast_dask.store.state.replicas import Wanted
@@ -54,6 +51,8 @@ class Files:
         FileError, NotFound, CapacityError, DeadlineExceeded
             When that cannot be done; nothing is left of it.
         """
+        from tensorcast_dask.dataplane.files.model import open_model  # noqa: PLC0415 - a store starts without it
+
         started_s, core = now_s(), self._core
         with open_model(order.path) as model:
             index = model.index
@@ -89,6 +88,8 @@ class Files:
         )
 
     def _fill(self, wanted: Wanted, model: Model, job: Job) -> bytes:
+        from tensorcast_dask.dataplane.files.reading import read_into  # noqa: PLC0415 - a store starts without it
+
         core = self._core
         with core.lock:
             filling = core.table.filling(wanted.generation, wanted.tier)
@@ -112,6 +113,8 @@ class Files:
         TensorCastError
             When it is not here, or the file cannot be written; what was there stays.
         """
+        from tensorcast_dask.dataplane.files.save import save  # noqa: PLC0415 - a store starts without it
+
         started_s, core = now_s(), self._core
         with core.reading(order.generation) as held:
             here = held.file is not None

@@ -12,13 +12,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
 import sys
 import threading
 import time
-import uuid
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -32,6 +30,9 @@ from tensorcast_dask.tensors.messages import (
     Wire,
     encode,
 )
+
+if TYPE_CHECKING:
+    import subprocess
 
 __all__ = ["LOG_NAME", "StoreStart", "folder_of", "launch", "start"]
 
@@ -108,12 +109,14 @@ def start(
     PeerLost
         When it does not come up in time; the end of its log is in the message.
     """
-    node = NodeId(uuid.uuid4().hex)  # noqa: TID251  # the starter mints the identity
+    node = NodeId(os.urandom(16).hex())  # the starter mints the identity
     folder = folder_of(settings, node)
     hosts.socket_path(folder)
     told = StoreStart(
         node=node, settings=settings, link=link, free_ttl_s=free_ttl_s, own=own
     )
+    import subprocess  # noqa: PLC0415 - a store starts without it
+
     process = subprocess.Popen(
         [sys.executable, "-m", "tensorcast_dask.store"],
         stdin=subprocess.PIPE,

@@ -14,7 +14,6 @@ import contextlib
 import gc
 import logging
 import os
-import shutil
 import signal
 import sys
 import threading
@@ -218,7 +217,7 @@ class Store:
         self.ends.close()
         if self._disk is not None:
             self._disk.close(remove=True)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        hosts.remove_folder(self._folder)
         with contextlib.suppress(OSError):  # the cluster's folder, after the last of it
             self._folder.parent.rmdir()
 
@@ -266,6 +265,7 @@ def main() -> None:
         raise
     gc.freeze()
     gc.set_threshold(*_GC_THRESHOLDS)
+    gc.enable()
     logger.info(
         "store %s, pid %d, ready in %.0f ms",
         told.node,
