@@ -6,8 +6,8 @@ Rules:
    `tensorcast` of `dask.config`, variables `TENSORCAST_<SECTION>__<KEY>`, arguments.
 2. A setting that is unknown or out of range raises InvalidArgument and names the setting
    with what it takes; nothing has been started by then.
-3. The scheduler's settings hold for the cluster. `node.*`, `host` and `run-dir` are a
-   host's own: there a worker's configuration wins over the scheduler's, and arguments
+3. The scheduler's settings hold for the cluster. `node.*`, `host`, `device` and `run-dir`
+   are a host's own: there a worker's configuration wins over the scheduler's, and arguments
    (`LocalCluster(host_memory=...)`) win over both.
 4. Only `local_tree` imports Dask, and only when it is called.
 """
@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from tensorcast_dask.exceptions import InvalidArgument
+from tensorcast_dask.tensors.devices import DeviceSpec, parse_devices
 from tensorcast_dask.tensors.messages import StoreSettings
 from tensorcast_dask.tensors.quantities import (
     BYTE_UNITS,
@@ -57,7 +58,7 @@ ENVIRONMENT_PREFIX: Final = "TENSORCAST_"
 #: Variables of that prefix that belong to other rooms.
 _OTHERS_VARIABLES: Final = re.compile(r"(FAULTS|TESTS?|NANNY|SCHEDULER|LOG)($|_)")
 #: What a host decides for itself (rule 3).
-HOSTS_OWN: Final = ("node", "host", "run-dir")
+HOSTS_OWN: Final = ("node", "host", "device", "run-dir")
 
 
 def _text(value: object) -> str:
@@ -190,6 +191,7 @@ _READERS: Final[dict[str, tuple[str, Callable[[object], Any]]]] = {
     "run-dir": ("run_dir", _folder),
     "host": ("host", _text),
     "separate-hosts": ("separate_hosts", _flag),
+    "device": ("device", parse_devices),
     "journal": ("journal", _journal),
     "on-close": ("on_close", _on_close),
     "deadline.default": ("deadline_default_s", parse_seconds),
@@ -257,6 +259,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     run_dir: str
     host: str
     separate_hosts: bool
+    device: DeviceSpec
     journal: str
     on_close: str
     deadline_default_s: float

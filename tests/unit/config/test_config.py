@@ -106,6 +106,7 @@ def test_a_variable_of_another_room_or_a_strange_one_does_no_harm(
         ({"transfer": {"connections": 0}}, r"at least 1"),
         ({"memory": {"reserve": 1.5}}, r"below 1"),
         ({"segment": {"own-bytes": "1 GiB"}}, r"slab-bytes"),
+        ({"device": "rocm"}, r"tensorcast\.device takes"),
         ({"store": 3}, r"no setting tensorcast\.store"),
     ],
 )
@@ -117,8 +118,8 @@ def test_a_wrong_setting_is_refused_by_name(
 
 
 def test_a_host_decides_for_itself_what_is_its_own() -> None:
-    tree = {"node": {"disk_dir": "/d"}, "lease": {"ttl": 1}, "run_dir": "/r"}
-    assert hosts_own(tree) == {"node": {"disk-dir": "/d"}, "run-dir": "/r"}
+    own = {"node": {"disk-dir": "/d"}, "run-dir": "/r", "device": "cupy"}
+    assert hosts_own({**own, "lease": {"ttl": 1}}) == own
 
 
 def test_merging_keeps_what_a_later_tree_leaves_out() -> None:
