@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from distributed import Client
+from distributed import Client, Scheduler
 from distributed.core import Status
 
 import tensorcast_dask as tc
@@ -100,6 +100,31 @@ def test_a_worker_on_its_way_out_does_not_take_a_store_that_another_left(
             for_s=1.0,
             what="the store that is let go has a worker",
         )
+
+
+async def retire_and_keep(address: str, dask_scheduler: Scheduler) -> list[str]:
+    """Drain a worker, keep it all the same, and ask whom adaptive scaling would take next."""
+    await dask_scheduler.retire_workers(
+        workers=[address], close_workers=False, remove=False, stimulus_id="test"
+    )
+    return list(dask_scheduler.workers_to_close(n=2, minimum=0))
+
+
+def test_adaptive_scaling_spares_a_worker_whose_bytes_have_nowhere_to_go(
+    run_dir: Path,
+) -> None:
+    settings = {**SEPARATE, "node": {"host-memory": "6MiB"}}
+    with local_cluster(run_dir, n_workers=2, settings=settings) as cluster:
+        attended(run_dir, 2)
+        with Client(cluster) as client, tc.connect(client) as cast:
+            eventually(lambda: len(cast.workers()) == 2, within_s=30)
+            one, two = cast.workers()
+            wanted = np.arange(4 << 20, dtype=np.uint8)
+            kept = [cast.put(wanted, each.name, worker=each) for each in (one, two)]
+            left = client.run_on_scheduler(retire_and_keep, one.address)
+            assert left == [two.address]
+            for artifact in kept:
+                assert artifact.tensor(framework="numpy").tobytes() == wanted.tobytes()
 
 
 def test_adaptive_scaling_loses_nothing(run_dir: Path) -> None:

@@ -61,8 +61,8 @@ class Watch:
     pins: dict[int, RequestId] = field(default_factory=dict)
     requests: dict[RequestId, Any] = field(default_factory=dict)
     answers: dict[RequestId, m.Answer] = field(default_factory=dict)
-    #: Answered by the catalog since rows were lost last.
-    given: dict[RequestId, None] = field(default_factory=dict)
+    #: Asked before rows were lost: an answer may be of what is lost.
+    unbound: dict[RequestId, None] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
 
     def count(self, what: str) -> None:
@@ -88,7 +88,6 @@ class Watch:
     def told(self, scheduler: SimScheduler, reply: Reply) -> None:
         """Note an answer that leaves the catalog."""
         self.told_of.answered(scheduler.catalog, reply, _ALL)
-        self.given[reply.rid] = None
         if isinstance(reply.value, m.ArtifactInfo):
             self._on_disk(reply.value)
         request = self.requests.get(reply.rid)
@@ -148,8 +147,8 @@ class Watch:
         elif not isinstance(request, _QUESTIONS):
             assert first == answer, f"{request} was answered {first}, then {answer}"
             return
-        known = answer.rid in self.given  # by this life, or one whose rows are there
-        if not fault and known and answer.rid in program.pending:
+        binding = answer.rid not in self.unbound
+        if not fault and binding and answer.rid in program.pending:
             self._learn(request, answer)
 
     def _learn(self, request: Any, answer: m.Answer) -> None:
@@ -299,7 +298,7 @@ class Watch:
         catalog = scheduler.catalog
         if loss:
             assert catalog.said, "a loss was not said"
-            self.given.clear()
+            self.unbound.update(dict.fromkeys(self.requests))
             self.committed.clear()
             self.published.clear()
             self.destroyed.clear()

@@ -20,7 +20,11 @@ from tests.kit.tasks import keep_the_gil, remove_all_workers
 
 pytestmark = pytest.mark.timeout(240)  # for hangs, not for busy machines
 RELEASED_S = 3.0
+#: Long for a busy machine, and well before the end of an orphan (60 s).
+SOON_S = RELEASED_S + 25
 LEASE_S = 0.5
+NAMED = pytest.mark.parametrize("name", ["", "w"], ids=["unnamed", "named"])
+NANNY = pytest.mark.parametrize("nanny", [True, False], ids=["nanny", "no-nanny"])
 SETTINGS = {
     "LEASE__TTL": f"{LEASE_S}s",
     "STORE__RELEASED_TTL": f"{RELEASED_S}s",
@@ -118,7 +122,7 @@ def one_worker(cluster: Cluster, *, name: str, nanny: bool) -> tuple[Process, No
 
 
 # ------------------------------------------------------------------ one worker, one store
-@pytest.mark.parametrize("name", ["", "w"])
+@NAMED
 def test_a_killed_workers_successor_under_its_nanny_adopts_its_store(
     cluster: Cluster, name: str
 ) -> None:
@@ -130,7 +134,7 @@ def test_a_killed_workers_successor_under_its_nanny_adopts_its_store(
     cluster.wait_for_nodes(1, attended=1)
 
 
-@pytest.mark.parametrize("name", ["", "w"])
+@NAMED
 def test_a_killed_worker_without_nanny_leaves_a_store_for_the_next_one(
     cluster: Cluster, name: str
 ) -> None:
@@ -143,29 +147,30 @@ def test_a_killed_worker_without_nanny_leaves_a_store_for_the_next_one(
     cluster.wait_for_nodes(1, attended=1)
 
 
+@NAMED
 @pytest.mark.parametrize("both", [False, True], ids=["nanny", "both"])
 def test_a_killed_nanny_takes_its_worker_along_and_leaves_the_store(
-    cluster: Cluster, both: bool
+    cluster: Cluster, both: bool, name: str
 ) -> None:
-    nanny, card = one_worker(cluster, name="w", nanny=True)
+    nanny, card = one_worker(cluster, name=name, nanny=True)
     pid = nanny.worker_pid()
     nanny.kill()
     if both:
         os.kill(pid, signal.SIGKILL)
     unattended(cluster, card)
-    cluster.start_worker(name="w", nanny=False)
+    cluster.start_worker(name=name, nanny=False)
     adopted_again(cluster, card)
 
 
-@pytest.mark.parametrize("nanny", [True, False], ids=["nanny", "no-nanny"])
+@NAMED
+@NANNY
 def test_an_interrupted_worker_releases_its_store_which_ends_in_time(
-    cluster: Cluster, nanny: bool
+    cluster: Cluster, nanny: bool, name: str
 ) -> None:
-    worker, card = one_worker(cluster, name="w", nanny=nanny)
+    worker, card = one_worker(cluster, name=name, nanny=nanny)
     worker.kill(signal.SIGINT)
     worker.wait()
-    unattended(cluster, card)
-    gone(cluster, card, within_s=RELEASED_S + 5)
+    gone(cluster, card, within_s=SOON_S)
     cluster.wait_for_nodes(0)
 
 
@@ -183,20 +188,23 @@ def test_a_released_store_is_adopted_by_whoever_comes_in_time(cluster: Cluster) 
     assert {c.node for c in cluster.stores()} <= {card.node, other.node}
 
 
-def test_a_retired_workers_store_ends(cluster: Cluster) -> None:
-    _, first = one_worker(cluster, name="a", nanny=True)
-    cluster.start_worker(name="b", nanny=True)
+@NAMED
+@NANNY
+def test_a_retired_workers_store_ends(cluster: Cluster, nanny: bool, name: str) -> None:
+    _, first = one_worker(cluster, name=name, nanny=nanny)
+    cluster.start_worker(name="b", nanny=nanny)
     cluster.wait_for_nodes(2, attended=2)
     with Client(cluster.address) as client:
-        client.retire_workers(names=["a"])
+        client.retire_workers([first.worker])
     gone(cluster, first, within_s=10)
     (left,) = cluster.wait_for_nodes(1, attended=1)
     assert left.card.name == "b"
 
 
-def test_restarting_workers_keeps_each_store(cluster: Cluster) -> None:
+@pytest.mark.parametrize("named", [True, False], ids=["named", "unnamed"])
+def test_restarting_workers_keeps_each_store(cluster: Cluster, named: bool) -> None:
     for name in ("a", "b", "c"):
-        cluster.start_worker(name=name)
+        cluster.start_worker(name=name if named else "")
     before = {card.node: card for card in cluster.wait_for_stores(3)}
     with Client(cluster.address) as client:
         client.wait_for_workers(3)
@@ -216,7 +224,7 @@ def test_a_worker_that_goes_soon_after_a_restart_releases_its_store_as_ever(
     cluster.wait_for_nodes(1, attended=1)
     nanny.kill(signal.SIGINT)
     nanny.wait()
-    gone(cluster, again, within_s=RELEASED_S + 5)
+    gone(cluster, again, within_s=SOON_S)
 
 
 def test_three_killed_workers_share_their_stores_out_again(cluster: Cluster) -> None:
@@ -232,10 +240,11 @@ def test_three_killed_workers_share_their_stores_out_again(cluster: Cluster) -> 
     assert len({card.worker for card in after}) == 3
 
 
+@NAMED
 def test_of_two_workers_that_race_for_one_orphan_one_adopts_it(
-    cluster: Cluster,
+    cluster: Cluster, name: str
 ) -> None:
-    worker, card = one_worker(cluster, name="w", nanny=False)
+    worker, card = one_worker(cluster, name=name, nanny=False)
     worker.kill()
     unattended(cluster, card)
     cluster.start_worker(name="left", nanny=False)
@@ -246,10 +255,11 @@ def test_of_two_workers_that_race_for_one_orphan_one_adopts_it(
     assert heir.incarnation == card.incarnation + 1
 
 
+@NAMED
 def test_a_stopped_worker_that_was_replaced_is_refused_when_it_runs_again(
-    cluster: Cluster,
+    cluster: Cluster, name: str
 ) -> None:
-    first, card = one_worker(cluster, name="w", nanny=False)
+    first, card = one_worker(cluster, name=name, nanny=False)
     with stopped(first.pid), Client(cluster.address) as client:
         # A stopped process keeps its sockets: Dask learns of it by its own ways only.
         client.run_on_scheduler(remove_all_workers)
@@ -260,6 +270,32 @@ def test_a_stopped_worker_that_was_replaced_is_refused_when_it_runs_again(
     (now,) = [c for c in cluster.stores() if c.node == card.node]
     assert (now.incarnation, now.name) == (heir.incarnation, "heir")
     cluster.wait_for_nodes(1, attended=1)
+
+
+@pytest.mark.slow  # the time must be long for a worker that only starts slowly
+@NANNY
+def test_a_stopped_worker_that_dask_itself_removes_is_replaced(
+    tmp_path_factory: pytest.TempPathFactory, nanny: bool
+) -> None:
+    """By `scheduler.worker-ttl`; a nanny then kills the worker and starts another."""
+    with Cluster(tmp_path_factory.mktemp("c"), SETTINGS) as cluster:
+        cluster.start_scheduler({"DASK_DISTRIBUTED__SCHEDULER__WORKER_TTL": "15s"})
+        first, card = one_worker(cluster, name="w", nanny=nanny)
+        with stopped(first.worker_pid() if nanny else first.pid):
+            with Client(cluster.address) as client:
+                eventually(
+                    lambda: card.worker not in client.scheduler_info()["workers"],
+                    within_s=60,
+                    what="Dask has removed the worker",
+                )
+            if not nanny:
+                cluster.start_worker(name="heir", nanny=False)
+            heir = adopted_again(cluster, card)
+        if not nanny:
+            eventually(lambda: not first.alive, within_s=20, what="it has ended")
+        (now,) = cluster.stores()
+        assert (now.node, now.incarnation) == (card.node, heir.incarnation)
+        cluster.wait_for_nodes(1, attended=1)
 
 
 def test_a_worker_that_stands_still_for_long_keeps_its_store_and_its_lease(
@@ -287,18 +323,24 @@ def test_a_scheduler_that_stood_still_finds_no_lease_lapsed(cluster: Cluster) ->
     ]
 
 
-def test_a_store_that_dies_is_replaced_under_the_same_worker(cluster: Cluster) -> None:
-    worker, card = one_worker(cluster, name="w", nanny=False)
+@NAMED
+@NANNY
+def test_a_store_that_dies_is_replaced_under_the_same_worker(
+    cluster: Cluster, nanny: bool, name: str
+) -> None:
+    worker, card = one_worker(cluster, name=name, nanny=nanny)
+    pid = worker.worker_pid() if nanny else worker.pid
     score = oom_score(card.pid)
     os.kill(card.pid, signal.SIGKILL)
 
     def replaced() -> bool:
-        return [c.name for c in cluster.stores() if c.node != card.node] == ["w"]
+        after = [c for c in cluster.stores() if c.node != card.node]
+        return [c.worker for c in after] == [card.worker]
 
     eventually(replaced, within_s=20, what="another store")
     (node,) = cluster.wait_for_nodes(1, attended=1)
     assert node.card.node != card.node
-    assert oom_score(node.card.pid) == score < oom_score(worker.pid)
+    assert oom_score(node.card.pid) == score < oom_score(pid)
 
 
 def test_a_call_that_keeps_the_gil_for_seconds_loses_no_short_lease(
@@ -316,7 +358,7 @@ def test_a_call_that_keeps_the_gil_for_seconds_loses_no_short_lease(
 def test_stores_outlive_a_killed_scheduler_and_are_linked_again_without_a_worker(
     own: Cluster,
 ) -> None:
-    workers = [own.start_worker(name="a"), own.start_worker(name="b", nanny=False)]
+    workers = [own.start_worker(), own.start_worker(name="b", nanny=False)]
     before = {card.node: card for card in own.wait_for_stores(2)}
     own.wait_for_nodes(2, attended=2)
     own.scheduler.kill()
