@@ -53,6 +53,8 @@ class DeviceContract:
     name: ClassVar[str]
     #: False where the library has no handles that another process can open.
     exports: ClassVar[bool] = True
+    #: What contexts of others may take meanwhile.
+    slack_bytes: ClassVar[int] = 0
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -209,7 +211,8 @@ class DeviceContract:
         assert during.owned_bytes == 1 << 20
         assert during.free_bytes <= before.free_bytes
         device.free(memory)
-        assert device.list() == before
+        assert device.list().owned_bytes == before.owned_bytes == 0
+        self.comes_back(device, before.free_bytes)
 
     def test_no_room_is_typed_and_the_device_goes_on(self, device: Device) -> None:
         with pytest.raises(CapacityError):
@@ -294,7 +297,7 @@ class DeviceContract:
         free = home.list().free_bytes
         device.allocate(1 << 20)
         device.close()
-        assert home.list().free_bytes >= free
+        self.comes_back(home, free)
 
     # -------------------------------------------------------------- processes
     def test_a_handle_is_bytes(self, device: Device) -> None:
@@ -389,7 +392,8 @@ class DeviceContract:
         self.comes_back(device, free)
 
     def comes_back(self, device: Device, free: int) -> None:
-        eventually(lambda: device.list().free_bytes >= free, within_s=20)
+        least = free - self.slack_bytes
+        eventually(lambda: device.list().free_bytes >= least, within_s=20)
 
     def test_a_forked_child_is_told_to_use_spawn(
         self, home: Device, spec: DeviceSpec, run_dir: str
