@@ -17,8 +17,9 @@ import time
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from tensorcast_dask.dataplane import maps
 from tensorcast_dask.dataplane.channel import ChannelPool, Credentials
-from tensorcast_dask.exceptions import TensorCastError
+from tensorcast_dask.exceptions import TensorCastError, UnsupportedPlatform
 from tensorcast_dask.tensors.messages import NodeCard, Role, SessionOpen
 from tensorcast_dask.tensors.specs import Index
 
@@ -121,7 +122,13 @@ class Stores:
         return sorted(cards, key=lambda card: (card.node != self.own, card.node))
 
     def get_ready(self) -> None:
-        """Open a connection to each node of this host that can be reached now."""
+        """Do now what the first read would have to do.
+
+        Open a connection to each node of this host that can be reached now, and declare
+        the calls that make maps.
+        """
+        with contextlib.suppress(UnsupportedPlatform):
+            maps.get_ready()
         for card in self.local():
             with contextlib.suppress(TensorCastError), self._pool.channel(card):
                 pass

@@ -26,7 +26,7 @@ from typing import Final
 from tensorcast_dask.dataplane.memory import flat
 from tensorcast_dask.exceptions import CapacityError, UnsupportedPlatform
 
-__all__ = ["PrivateMap", "SharedMap", "WritableMap", "live_maps"]
+__all__ = ["PrivateMap", "SharedMap", "WritableMap", "get_ready", "live_maps"]
 
 _FAILED: Final = ctypes.c_void_p(-1).value
 _PROT_NONE: Final = 0
@@ -175,6 +175,18 @@ class PrivateMap(_Map):
         finally:
             if close_fd:
                 os.close(fd)
+
+
+def get_ready() -> None:
+    """Make one map and let it go: the first of a process takes a tenth of a millisecond more.
+
+    Raises
+    ------
+    UnsupportedPlatform
+        Where nothing is mapped.
+    """
+    _libc()
+    PrivateMap(os.memfd_create("tensorcast-ready", os.MFD_CLOEXEC), 1)
 
 
 class SharedMap(_Map):

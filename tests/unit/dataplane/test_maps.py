@@ -276,3 +276,11 @@ def test_maps_are_refused_before_the_kernels_limit(file: MemoryFile) -> None:
     held.clear()
     gc.collect()
     assert maps.live_maps() < 10
+
+
+def test_getting_ready_leaves_no_map_and_no_descriptor() -> None:
+    gc.collect()
+    before = maps.live_maps(), len(list(Path("/proc/self/fd").iterdir()))
+    maps.get_ready()
+    gc.collect()
+    assert (maps.live_maps(), len(list(Path("/proc/self/fd").iterdir()))) == before
