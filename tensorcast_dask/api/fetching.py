@@ -206,4 +206,4 @@ def _verify(
 ) -> None:
     if len(content) != nbytes or memory.sum_of(content) != expected:
         message = f"node {card.name or card.node} sent damaged bytes of {info.id!r}"
-        raise WrongPeer(message)
+        raise WrongPeer(message, {"damaged": True})

@@ -85,6 +85,8 @@ __all__ = [
 _TRIED: Final = 4
 _LOOK_S: Final = 1.0
 _UNREACHED: Final = (PeerLost, WrongPeer)
+#: How often bytes of a version may arrive damaged: once or twice it may have been the way.
+_MOST_DAMAGED: Final = 3
 #: How long a reader rests before it asks the catalog again where the holders are.
 _FIRST_PAUSE_S: Final = 0.005
 _LONGEST_PAUSE_S: Final = 0.2
@@ -156,7 +158,7 @@ async def _find(core: Core, info: ArtifactInfo, limit: Deadline) -> Found:
     That a version is gone or lost is the catalog's word alone: a store that does not have
     it (any more) was left by a move, a release or an eviction.
     """
-    pause_s, patience_s = _FIRST_PAUSE_S, _LOOK_S
+    pause_s, patience_s, damaged = _FIRST_PAUSE_S, _LOOK_S, 0
     while True:
         cards = [at.card for at in await _places(core, info, limit)]
         try:
@@ -165,6 +167,9 @@ async def _find(core: Core, info: ArtifactInfo, limit: Deadline) -> Found:
             raise
         except (AbsentError, DeadlineExceeded, *_UNREACHED) as error:
             last = error
+        damaged += bool(last.data.get("damaged"))
+        if damaged >= _MOST_DAMAGED:
+            raise last
         patience_s *= 2
         if limit.left_s() <= 0:
             message = f"{info.id!r} v{info.version} could not be read in time: {last}"

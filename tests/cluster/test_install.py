@@ -58,6 +58,8 @@ def test_four_clients_install_while_workers_come_and_go(run_dir: Path) -> None:
             try:
                 for wanted in (4, 2, 4):
                     cluster.scale(wanted)
+                    if wanted == 2:
+                        await put_some(clients[0])
                     await asyncio.gather(*(install(client) for client in clients))
                     await eventually_async(
                         partial(has_workers, clients[0], wanted), within_s=30
@@ -74,11 +76,27 @@ def test_four_clients_install_while_workers_come_and_go(run_dir: Path) -> None:
                 told = await about(clients[0])
                 assert told is not None
                 assert told["ready"]
+                await find_them(clients[1])
             finally:
                 for client in clients:
                     await client.close()
 
         all_at_once()
+
+
+async def put_some(client: Client) -> None:
+    """Put more artifacts than there are nodes, so that some lie on those that will go."""
+    async with await tc.connect(client) as cast:
+        for number in range(8):
+            await cast.put(np.full(200_000, number), f"kept/{number}")
+
+
+async def find_them(client: Client) -> None:
+    """Read all of them again, wherever they went."""
+    async with await tc.connect(client) as cast:
+        for number in range(8):
+            kept = await cast.artifact(f"kept/{number}")
+            assert (await kept.tensor(framework="numpy") == number).all()
 
 
 def test_installing_again_keeps_what_is_there(run_dir: Path) -> None:

@@ -7,8 +7,14 @@ from hypothesis import strategies as st
 from tensorcast_dask.tensors.dtypes import DTYPES, DType
 from tensorcast_dask.tensors.specs import ALIGN_BYTES, Index, nbytes_of
 
-__all__ = ["boxes", "dtypes", "indices", "names", "shapes", "slices"]
+__all__ = ["ODD_IDS", "boxes", "dtypes", "indices", "names", "shapes", "slices"]
 
+#: Legal ids that a careless escape would mix up, or take for a path.
+ODD_IDS = (
+    *("a/b", "a-SEP-b", "a%2Fb", "a__b", "a--b", "a\\b", "a:b", "a b", "a.b", "a@1"),
+    *(".", "..", "../x", "/abs", "a/../b", "a/", "a//b", "é", "e\u0301", "A/B", "a/B"),
+    *("x" * 500, "-rf", "*", "~", "'; drop table versions; --", '"q"', "a?b#c", "0"),
+)
 names = st.text(
     st.characters(categories=["L", "N", "P"], include_characters=" /"),
     min_size=1,

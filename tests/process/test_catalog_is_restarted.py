@@ -13,6 +13,7 @@ import tensorcast_dask as tc
 from tensorcast_dask.dataplane import faults
 from tests.kit.clusters import Cluster
 from tests.kit.eventually import eventually
+from tests.kit.strategies import ODD_IDS
 
 SETTINGS = {
     "LEASE__TTL": "1s",
@@ -68,6 +69,8 @@ def test_p31_everything_is_readable_after_a_kill_of_the_scheduler_whatever_its_j
         with tc.connect(cluster.address) as cast:
             for number in range(ARTIFACTS):
                 cast.put(content(number), f"x/{number}")
+            for number, name in enumerate(ODD_IDS):
+                cast.put(content(number), f"odd/{name}")
             cast.put(content(100), "v").publish()
             cast.put(content(101), "v", version="next").publish()
             cast.put(content(102), "v", version="next")
@@ -82,6 +85,10 @@ def test_p31_everything_is_readable_after_a_kill_of_the_scheduler_whatever_its_j
             )
             for number in range(ARTIFACTS):
                 assert same(cast.artifact(f"x/{number}"), number)
+            for number, name in enumerate(ODD_IDS):  # P14
+                assert same(cast.artifact(f"odd/{name}"), number)
+            odd = [one.id.removeprefix("odd/") for one in cast.list("odd/")]
+            assert sorted(odd) == sorted(ODD_IDS)
             assert cast.latest("v").version == 2
             assert same(cast.latest("v"), 101)
             assert same(cast.artifact("v", version=3), 102)

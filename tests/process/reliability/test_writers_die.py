@@ -174,11 +174,12 @@ def test_p25_a_program_that_is_killed_in_a_put_leaves_nothing(
         put_again(scene, size)
 
 
+@pytest.mark.parametrize("moments", [1, pytest.param(8, marks=pytest.mark.slow)])
 def test_p25_a_program_that_is_killed_in_the_middle_of_the_copy_leaves_nothing(
-    scene: Scene,
+    scene: Scene, moments: int
 ) -> None:
     with baseline(scene.session):
-        for moment in range(2):
+        for moment in range(moments):
             with acting(scene, put, 48 << 20) as (process, told):
                 begun = partial(has_begun, scene.session, told)
                 eventually(begun, within_s=30)
