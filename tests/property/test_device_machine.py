@@ -83,6 +83,10 @@ class Queued:
             self.target.data[self.target.at : self.target.at + self.nbytes] = found
 
 
+def count_of_handles(slabs: list[Slab]) -> int:
+    return sum(slab.handle is not None for slab in slabs)
+
+
 class Process:
     """One opening, with what the model knows of it."""
 
@@ -138,6 +142,18 @@ class DeviceMachine(RuleBasedStateMachine):
         slab = Slab(number, bytearray(b"\xaa" * nbytes))
         process.memories[slab] = memory
         self.slabs.append(slab)
+
+    @rule(number=who, nbytes=sizes)
+    def share(self, number: int, nbytes: int) -> None:
+        """What happens most: one process makes a slab, another opens and uses it."""
+        count = len(self.slabs)
+        self.allocate(number, nbytes)
+        if len(self.slabs) == count:
+            return
+        slab, reader = self.slabs[-1], (number + 1) % PROCESSES
+        slab.handle = self.processes[number].device.export(self.memory(number, slab))
+        self.open(reader, count_of_handles(self.slabs) - 1)
+        self.copy(reader, 0, len(self.held(reader)), nbytes * 7, nbytes, 1)
 
     @rule(number=who, pick=picks)
     def export(self, number: int, pick: int) -> None:
@@ -221,15 +237,19 @@ class DeviceMachine(RuleBasedStateMachine):
         )
         if ready:
             stream = ready[pick % len(ready)]
+            queued = process.queues[stream][0]
             process.driver.engine.step(stream)
             process.ran(stream)
+            self.outcome(queued)
 
     @rule(number=who, pick=picks)
     def wait(self, number: int, pick: int) -> None:
         process = self.processes[number]
-        if not process.past:
-            return
-        queued = process.past[pick % len(process.past)]
+        if process.past:
+            self.outcome(process.past[pick % len(process.past)])
+
+    @staticmethod
+    def outcome(queued: Queued) -> None:
         try:
             queued.event.wait()
         except OwnerGone:
