@@ -200,6 +200,7 @@ _READERS: Final[dict[str, tuple[str, Callable[[object], Any]]]] = {
     "session.refused-timeout": ("refused_timeout_s", parse_seconds),
     "session.grace": ("session_grace_s", parse_seconds),
     "session.outcome-ttl": ("outcome_ttl_s", parse_seconds),
+    "plan.result-ttl": ("plan_result_ttl_s", parse_seconds),
     "pin.limit": ("pin_limit_fraction", _share),
     "link.host": ("link_host", _text),
     "link.ports": ("link_ports", parse_ports),
@@ -268,6 +269,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     refused_timeout_s: float
     session_grace_s: float
     outcome_ttl_s: float
+    plan_result_ttl_s: float
     pin_limit_fraction: float
     link_host: str
     link_ports: tuple[int, int]

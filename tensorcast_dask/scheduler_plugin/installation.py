@@ -267,6 +267,7 @@ class Installation:
                 recovery_timeout_s=settings.recovery_timeout_s,
                 session_grace_s=settings.session_grace_s,
                 outcome_ttl_s=settings.outcome_ttl_s,
+                plan_result_ttl_s=settings.plan_result_ttl_s,
                 pin_limit_fraction=settings.pin_limit_fraction,
             ),
             recovered,

@@ -1,8 +1,7 @@
 """The tables that `sql()` shows.
 
 Names with an underscore are filled from rows of the journal, by their `key`; the views
-over them are what a question uses. `plans` and `steps` are there and empty: plans come in
-a later release.
+over them are what a question uses.
 """
 
 from __future__ import annotations
@@ -49,8 +48,20 @@ SCHEMA: Final = (
         " total_bytes BIGINT, seconds DOUBLE, via VARCHAR, message VARCHAR)"
     ),
     "CREATE TABLE events (position BIGINT, topic VARCHAR, facts VARCHAR)",
-    "CREATE TABLE plans (plan VARCHAR, status VARCHAR)",
-    "CREATE TABLE steps (plan VARCHAR, step VARCHAR, status VARCHAR)",
+    (
+        "CREATE TABLE _plans (key VARCHAR, plan VARCHAR, status VARCHAR, run UBIGINT,"
+        " digest VARCHAR, message VARCHAR)"
+    ),
+    (
+        "CREATE TABLE _steps (key VARCHAR, plan VARCHAR, step VARCHAR, kind VARCHAR,"
+        " status VARCHAR, node VARCHAR, nbytes BIGINT, seconds DOUBLE, attempts INTEGER,"
+        " message VARCHAR)"
+    ),
+    "CREATE VIEW plans AS SELECT plan, status, run, digest, message FROM _plans",
+    (
+        "CREATE VIEW steps AS SELECT plan, step, kind, status, node, nbytes, seconds,"
+        " attempts, message FROM _steps"
+    ),
     (
         "CREATE VIEW replicas AS SELECT r.id, r.version, r.generation, r.node,"
         " n.name AS node_name, n.host, r.tier, coalesce(n.live, false) AS live"

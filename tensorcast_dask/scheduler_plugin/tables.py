@@ -34,6 +34,7 @@ from tensorcast_dask.scheduler_plugin.state.records import (
     VersionRow,
     ViewRow,
 )
+from tensorcast_dask.scheduler_plugin.state.runs import PlanRow, StepRow
 from tensorcast_dask.tensors.messages import Fact, Fault, Rows
 
 if TYPE_CHECKING:
@@ -221,6 +222,13 @@ class _Mirror:
             PinRow,
             lambda p: [p.pin, p.generation, p.node, p.ttl_s],
         )
+        self._replace(
+            "plans",
+            by_kind.get("plan", []),
+            PlanRow,
+            lambda p: [p.key, p.status, p.run, p.digest, _said(p.fault)],
+        )
+        self._replace("steps", by_kind.get("step", []), StepRow, _step)
 
     def _delete(self, table: str, keys: list[str]) -> None:
         self.connection.execute(
@@ -324,6 +332,27 @@ class _Mirror:
 
 def _cells(facts: NodeFacts | OperationFacts) -> list[Cell]:
     return list(msgspec.structs.astuple(facts))
+
+
+def _said(fault: Fault | None) -> str:
+    return "" if fault is None else fault.message
+
+
+def _step(row: StepRow) -> list[Cell]:
+    one = row.outcome
+    if one is None:
+        return [row.key, row.step, row.kind, "", "", 0, 0.0, 0, ""]
+    return [
+        row.key,
+        row.step,
+        row.kind,
+        one.status,
+        one.node,
+        one.moved_bytes,
+        one.seconds,
+        one.attempts,
+        _said(one.fault),
+    ]
 
 
 def _plain(cell: object) -> Fact:

@@ -9,7 +9,7 @@ Rules:
    asks, nor by when.
 3. A function and its arguments are not in here: they are pickled beside it (`payloads`), and
    only their token is in the digest. So JSON from a stranger is never unpickled.
-4. What a step came to is a `StepOutcome`; the first that is recorded counts.
+4. What a step came to is a `StepOutcome` (`tensors.messages`); the first that is recorded counts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,13 @@ from tensorcast_dask.tensors.ids import (
     Version,
     check_name,
 )
-from tensorcast_dask.tensors.messages import ArtifactInfo, Fault, Owner, Stage, Wire
+from tensorcast_dask.tensors.messages import (
+    ArtifactInfo,
+    Owner,
+    Stage,
+    StepOutcome,
+    StepStatus,
+)
 from tensorcast_dask.tensors.views import View
 
 if TYPE_CHECKING:
@@ -42,11 +48,8 @@ __all__ = [
     "Kind",
     "NameRef",
     "PlanSpec",
-    "RunStatus",
     "Step",
-    "StepOutcome",
     "StepRef",
-    "StepStatus",
     "check_step_name",
 ]
 
@@ -79,26 +82,6 @@ class Kind(StrEnum):
     DRAIN = "drain"
     NOOP = "noop"
     SUBMIT = "submit"  # the caller's own function
-
-
-class StepStatus(StrEnum):
-    """How a step ended."""
-
-    DONE = "done"
-    FAILED = "failed"
-    SKIPPED = "skipped"  # a step before it failed
-    CANCELLED = "cancelled"
-
-
-class RunStatus(StrEnum):
-    """How a run of a plan stands."""
-
-    RUNNING = "running"
-    DONE = "done"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-    #: Nobody carries it on: its Dask tasks are gone. It can be resumed.
-    INTERRUPTED = "interrupted"
 
 
 class _Value(
@@ -227,35 +210,6 @@ class Step(_Value, frozen=True, kw_only=True):
         took = (self.target.step,) if isinstance(self.target, StepRef) else ()
         undone = (self.compensates,) if self.compensates else ()
         return tuple(dict.fromkeys((*took, *self.uses, *self.after, *undone)))
-
-
-class StepOutcome(Wire, frozen=True, kw_only=True):
-    """How a step ended.
-
-    Attributes
-    ----------
-    kind : str
-        Class of the value on the wire; "pickle" for what a function returned, "" for none.
-    value : bytes
-        It, packed.
-    node : str
-        Where it ran.
-    moved_bytes : int
-        Bytes that it moved.
-    seconds : float
-        From its first attempt to its end.
-    attempts : int
-        How often it was tried.
-    """
-
-    status: StepStatus
-    kind: str = ""
-    value: bytes = b""
-    node: str = ""
-    moved_bytes: int = 0
-    seconds: float = 0.0
-    attempts: int = 0
-    fault: Fault | None = None
 
 
 class PlanSpec(_Value, frozen=True, kw_only=True):

@@ -37,6 +37,7 @@ _CATALOG = (
     "moves",
     "endings",
     "operations",
+    "plans",
 )
 _TIER = (
     "used_bytes",

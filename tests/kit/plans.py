@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
+from tensorcast_dask.tensors import messages as m
 from tensorcast_dask.tensors.contexts import Context
-from tensorcast_dask.tensors.ids import ArtifactId, Generation, Version
+from tensorcast_dask.tensors.ids import ArtifactId, Generation, RequestId, Version
 from tensorcast_dask.tensors.plans import (
     ArtifactRef,
     Kind,
@@ -15,8 +16,9 @@ from tensorcast_dask.tensors.plans import (
     StepRef,
 )
 from tensorcast_dask.tensors.views import View
+from tests.kit.catalogs import Program
 
-__all__ = ["chain", "contexts", "noop", "specs"]
+__all__ = ["Runner", "chain", "contexts", "noop", "specs"]
 
 NAMES = st.text("abcxyz-/é", min_size=1, max_size=8).filter(lambda t: t.strip() == t)
 NODES = st.sampled_from(["", "n1", "n2", "tcp://10.0.0.1:9"])
@@ -104,3 +106,79 @@ def _options(kind: Kind) -> dict[str, str | int | float | bool | None]:
             return {"ttl": 5.0}
         case _:
             return {}
+
+
+class Runner:
+    """Who carries a plan on at a catalog's desk."""
+
+    def __init__(self, program: Program, key: str = "k") -> None:
+        self.program = program
+        self.key = key
+        self.run = 0
+
+    def open(
+        self, spec: PlanSpec, *, deadline_s: float = 60.0, **more: object
+    ) -> m.PlanState:
+        ask = m.OpenPlan(
+            rid=self.program.rid(),
+            key=self.key,
+            digest=spec.digest(),
+            spec=spec.to_json(),
+            deadline_s=deadline_s,
+            **more,  # type: ignore[arg-type]
+        )
+        state = self.program.call(ask, m.PlanState)
+        self.run = state.run
+        return state
+
+    def begin(self, step: str) -> m.StepState:
+        ask = m.BeginStep(rid=self.program.rid(), key=self.key, run=self.run, step=step)
+        return self.program.call(ask, m.StepState)
+
+    def effect(
+        self, step: str, request: m.Message, *, number: int = 1, attempt: int = 1
+    ) -> RequestId:
+        """Ask for a change; the answer is the program's."""
+        ask = m.StepEffect(
+            rid=self.program.rid(),
+            key=self.key,
+            run=self.run,
+            step=step,
+            number=number,
+            attempt=attempt,
+            request=m.encode(request),
+        )
+        rid = self.program.ask(ask)
+        self.program.desk.flush()
+        return rid
+
+    def ended(
+        self, step: str, status: m.StepStatus = m.StepStatus.DONE, **more: object
+    ) -> m.StepOutcome:
+        outcome = m.StepOutcome(status=status, **more)  # type: ignore[arg-type]
+        ask = m.EndStep(
+            rid=self.program.rid(),
+            key=self.key,
+            run=self.run,
+            step=step,
+            outcome=outcome,
+        )
+        return self.program.call(ask, m.StepOutcome)
+
+    def end(self, *, cancel: bool = False) -> m.PlanState:
+        ask = m.EndPlan(
+            rid=self.program.rid(), key=self.key, run=self.run, cancel=cancel
+        )
+        return self.program.call(ask, m.PlanState)
+
+    def look(self, **more: object) -> m.PlanState:
+        ask = m.PlanAsked(rid=self.program.rid(), key=self.key, **more)  # type: ignore[arg-type]
+        return self.program.call(ask, m.PlanState)
+
+    def resume(self) -> m.PlanState:
+        ask = m.ResumePlan(
+            rid=self.program.rid(), key=self.key, run=self.run, deadline_s=60.0
+        )
+        state = self.program.call(ask, m.PlanState)
+        self.run = state.run
+        return state

@@ -4,7 +4,7 @@ It owns no rule of its own: it puts the parts together, hands each event to the 
 it concerns, and sees to it that every request is answered. Parts know the parts that they
 were given, downwards only:
 
-    catalog > requests | links > reads | changes > imports > relocations > endings > sessions > creations > spreads
+    catalog > requests | links > plans > effects > runs | reads | changes > imports > relocations > endings > sessions > creations > spreads
             > moves > inventories > tasks | leaving > replicas > holders | pins > nodes | names > numbers
             > operations > outcomes | stories | timers | outbox > records | events
 """
@@ -15,6 +15,7 @@ from typing import Final
 
 from tensorcast_dask.scheduler_plugin.state.changes import Changes
 from tensorcast_dask.scheduler_plugin.state.creations import Creations
+from tensorcast_dask.scheduler_plugin.state.effects import EFFECTS
 from tensorcast_dask.scheduler_plugin.state.endings import Endings
 from tensorcast_dask.scheduler_plugin.state.events import (
     DOUBT_S,
@@ -28,6 +29,7 @@ from tensorcast_dask.scheduler_plugin.state.events import (
     NodeJoined,
     NodeLinkLost,
     NodeSaid,
+    PlanDropped,
     Recovered,
     SessionLost,
     SessionOpened,
@@ -48,6 +50,7 @@ from tensorcast_dask.scheduler_plugin.state.operations import Operations
 from tensorcast_dask.scheduler_plugin.state.outbox import Outbox
 from tensorcast_dask.scheduler_plugin.state.outcomes import Outcomes
 from tensorcast_dask.scheduler_plugin.state.pins import Pins
+from tensorcast_dask.scheduler_plugin.state.plans import Plans
 from tensorcast_dask.scheduler_plugin.state.reads import Reads
 from tensorcast_dask.scheduler_plugin.state.records import NodeRecord
 from tensorcast_dask.scheduler_plugin.state.recovery import recover
@@ -139,6 +142,7 @@ class Catalog:
         self.changes = Changes(
             ground, self.imports, deadline_s=settings.deadline_default_s
         )
+        self.plans = Plans(ground, ttl_s=settings.plan_result_ttl_s)
         self.reads = Reads(ground, self.creations)
         self.links = Links(ground, self.inventories, cluster=self.cluster)
         self.requests = Requests(ground, self)
@@ -185,7 +189,8 @@ class Catalog:
         | NodeLinkLost
         | WorkerGone
         | JournalStalled
-        | JournalBack,
+        | JournalBack
+        | PlanDropped,
     ) -> None:
         match event:
             case SessionOpened():
@@ -201,6 +206,8 @@ class Catalog:
                 self.nodes.link_lost(event.link)
             case WorkerGone():
                 self.nodes.worker_gone(event.address)
+            case PlanDropped():
+                self.plans.dropped(event.key, event.run, event.why)
             case JournalStalled():
                 self.outbox.stalled = event.why or "it cannot write"
                 self.outbox.log("error", f"the journal cannot write: {event.why}")
@@ -216,11 +223,14 @@ class Catalog:
 
     def _begin(self, recovered: Recovered) -> None:
         self._recovered = None
-        said = recover(recovered.rows, self._ground, self.creations, self.sessions)
+        said = recover(
+            recovered.rows, self._ground, self.creations, self.sessions, self.plans
+        )
         if said:
             self.said = "; ".join(filter(None, [self.said, *said[:20]]))
         for session in self.outcomes.sessions():
-            self.sessions.forget_later(session)
+            if not session.startswith(EFFECTS):  # those go with their plans
+                self.sessions.forget_later(session)
         for node in self.nodes.records.values():
             self._forget_later(node)
         if self.said:
@@ -299,6 +309,8 @@ class Catalog:
             "endings": len(self.endings),
             "leaving": len(self.leaving),
             "operations": len(self.operations),
+            "plans": len(self.plans),
+            "plans_kept": self.plans.kept,
             "outcome_sessions": sessions,
             "outcomes": answers,
         }

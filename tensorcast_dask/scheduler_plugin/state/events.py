@@ -81,6 +81,8 @@ class CatalogSettings(_Value, frozen=True, kw_only=True):
     session_grace_s: float = 2.0
     #: Recorded outcomes of a session that is gone are kept for so long.
     outcome_ttl_s: float = 600.0
+    #: A plan that is over is kept under its key for so long.
+    plan_result_ttl_s: float = 3600.0
     #: Recorded outcomes of one session; the oldest gives way.
     outcomes_per_session: int = 1024
     #: Most of a node's host memory that pins may hold.
@@ -189,6 +191,14 @@ class JournalBack(_Value, frozen=True, kw_only=True):
     """The journal writes again."""
 
 
+class PlanDropped(_Value, frozen=True, kw_only=True):
+    """Dask knows nothing (more) of the task that would end a run."""
+
+    key: str
+    run: int
+    why: str
+
+
 class TimePassed(_Value, frozen=True, kw_only=True):
     """Look at the clock."""
 
@@ -204,6 +214,7 @@ Event: TypeAlias = (
     | Journaled
     | JournalStalled
     | JournalBack
+    | PlanDropped
     | TimePassed
 )
 

@@ -49,6 +49,8 @@ class Outbox:
         Last sequence number that the journal has on disk.
     stalled : str
         Why the journal cannot write; "" while it can.
+    forwards : dict
+        By request: whom its answer goes to, where that is not who it was made for.
     """
 
     def __init__(self, *, seq: int) -> None:
@@ -63,6 +65,7 @@ class Outbox:
         self._issued: list[Issued] = []
         self._epoch = 0
         self._held: dict[int, list[Held]] = {}
+        self.forwards: dict[RequestId, dict[tuple[SessionId, RequestId], None]] = {}
         #: The last change of each name that is not on disk yet.
         self._touched: dict[Name, int] = {}
         self._touches: deque[tuple[int, Name]] = deque()
@@ -107,8 +110,10 @@ class Outbox:
         *,
         after: int = 0,
     ) -> None:
-        """Answer a request once `after` is on disk."""
-        self.hold(Reply(session=session, rid=rid, value=value), after=after)
+        """Answer a request once `after` is on disk; whoever else waits for it, too."""
+        askers = self.forwards.pop(rid, None) or {(session, rid): None}
+        for asker, own in askers:
+            self.hold(Reply(session=asker, rid=own, value=value), after=after)
 
     def hold(self, what: Held, *, after: int) -> None:
         """Tell, or do, something once `after` is on disk."""

@@ -166,6 +166,13 @@ class Outcomes:
         for rid in [rid for rid in ring.known if 0 < number_of(rid) <= ring.floor]:
             del ring.known[rid]
 
+    def known(self, session: SessionId) -> tuple[tuple[RequestId, bool, Value], ...]:
+        """Give the requests of a session in order: id, whether answered, and how."""
+        ring = self._rings.get(session)
+        if ring is None:
+            return ()
+        return tuple((rid, one[1], one[2]) for rid, one in ring.known.items())
+
     def _trim(self, ring: _Ring) -> None:
         while len(ring.known) > self._per_session:
             rid = next(iter(ring.known))

@@ -20,6 +20,7 @@ from tensorcast_dask.scheduler_plugin.state.creations import Creations
 from tensorcast_dask.scheduler_plugin.state.events import Row
 from tensorcast_dask.scheduler_plugin.state.ground import Ground
 from tensorcast_dask.scheduler_plugin.state.outcomes import OutcomeRow
+from tensorcast_dask.scheduler_plugin.state.plans import Plans
 from tensorcast_dask.scheduler_plugin.state.records import (
     AliasRecord,
     AliasRow,
@@ -33,6 +34,7 @@ from tensorcast_dask.scheduler_plugin.state.records import (
     ViewRow,
     version_of,
 )
+from tensorcast_dask.scheduler_plugin.state.runs import PlanRow, StepRow
 from tensorcast_dask.scheduler_plugin.state.sessions import Sessions
 from tensorcast_dask.tensors.ids import HostId, Incarnation, NodeId
 from tensorcast_dask.tensors.messages import NodeCard
@@ -43,7 +45,11 @@ R = TypeVar("R")
 
 
 def recover(
-    rows: Iterable[Row], ground: Ground, creations: Creations, sessions: Sessions
+    rows: Iterable[Row],
+    ground: Ground,
+    creations: Creations,
+    sessions: Sessions,
+    plans: Plans,
 ) -> list[str]:
     """Fill an empty catalog; returns what has to be said."""
     book = _Book(rows)
@@ -68,6 +74,9 @@ def recover(
             ground.outcomes.recover(outcome)
         except TensorCastError as error:
             book.said.append(f"the answer to request {outcome.rid!r} is lost: {error}")
+    book.said += plans.recover(
+        book.unpack("plan", PlanRow), book.unpack("step", StepRow)
+    )
     return book.said
 
 

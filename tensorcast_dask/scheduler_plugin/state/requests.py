@@ -33,12 +33,14 @@ from tensorcast_dask.scheduler_plugin.state.ground import Ground
 from tensorcast_dask.scheduler_plugin.state.imports import Imports
 from tensorcast_dask.scheduler_plugin.state.operations import Caller
 from tensorcast_dask.scheduler_plugin.state.outcomes import Standing
+from tensorcast_dask.scheduler_plugin.state.plans import Plans
 from tensorcast_dask.scheduler_plugin.state.reads import Reads
 from tensorcast_dask.scheduler_plugin.state.records import SessionRecord
 from tensorcast_dask.scheduler_plugin.state.relocations import Relocations
 from tensorcast_dask.scheduler_plugin.state.sessions import Sessions
 from tensorcast_dask.tensors.messages import (
     AbortCreated,
+    BeginStep,
     CancelAsked,
     CatalogStateAsked,
     CloseSession,
@@ -47,6 +49,8 @@ from tensorcast_dask.tensors.messages import (
     Describe,
     Destroy,
     DrainNode,
+    EndPlan,
+    EndStep,
     Ensure,
     ExplainAsked,
     Fact,
@@ -57,19 +61,24 @@ from tensorcast_dask.tensors.messages import (
     Locate,
     Migrate,
     NodesAsked,
+    OpenPlan,
     OpenSession,
     OperationAsked,
     Pin,
+    PlanAsked,
     Publish,
     Query,
     RegisterView,
     Release,
     Resolve,
+    ResumePlan,
     SaveFile,
     SessionRequest,
     SetAlias,
     StateJson,
+    StepEffect,
     Unpin,
+    decode,
 )
 
 #: Answered from memory, never recorded.
@@ -86,6 +95,25 @@ _QUESTIONS: Final = (
     CancelAsked,
     CloseSession,
     OpenSession,
+)
+#: Of plans: repeats are told apart by key, run and step, not by request id.
+_OF_PLANS: Final = (
+    OpenPlan,
+    PlanAsked,
+    ResumePlan,
+    EndPlan,
+    BeginStep,
+    StepEffect,
+    EndStep,
+)
+#: What no step can do: it is no change, or its session has to see to it.
+_NO_EFFECTS: Final = (
+    *_QUESTIONS,
+    *_OF_PLANS,
+    Create,
+    CommitCreated,
+    AbortCreated,
+    KeepCreating,
 )
 #: Changes that need no word of the journal: they go on while it is away.
 _LASTING_NOTHING: Final = (Ensure, AbortCreated, KeepCreating, SaveFile)
@@ -104,6 +132,7 @@ class Parts(Protocol):
     endings: Endings
     relocations: Relocations
     imports: Imports
+    plans: Plans
 
     def debug_state(self) -> dict[str, Fact]:
         """Count everything that must be back at its baseline when idle."""
@@ -128,9 +157,11 @@ class Requests:
             self._outbox.reply(event.session, request.rid, fault)
             return
         caller = Caller(event.session, request.rid, session.host)
-        question = isinstance(request, _QUESTIONS)
+        question = isinstance(request, _QUESTIONS + _OF_PLANS)
         try:
-            if question:
+            if isinstance(request, _OF_PLANS):
+                self._of_plans(caller, session, request)
+            elif question:
                 self._question(caller, session, request)
             elif self._is_new(caller, request):
                 self._change(caller, session, request)
@@ -240,6 +271,43 @@ class Requests:
             case _:
                 message = "a session is opened once, by its first message"
                 raise Mismatch(message)
+
+    def _of_plans(
+        self, caller: Caller, session: SessionRecord, request: SessionRequest
+    ) -> None:
+        plans = self._parts.plans
+        match request:
+            case BeginStep():
+                plans.begin(caller, request)
+            case StepEffect():
+                self._effect(caller, session, request)
+            case EndStep():
+                plans.ended(caller, request)
+            case OpenPlan():
+                plans.open(caller, request)
+            case PlanAsked():
+                plans.asked(caller, request)
+            case EndPlan():
+                plans.end(caller, request)
+            case ResumePlan():
+                plans.resume(caller, request)
+            case _:
+                message = f"the catalog does not offer {type(request).__name__}"
+                raise Unimplemented(message)
+
+    def _effect(self, caller: Caller, session: SessionRecord, ask: StepEffect) -> None:
+        """Carry out what a step asks for, in the name of its plan."""
+        request: SessionRequest = decode(ask.request, SessionRequest)  # type: ignore[arg-type]  # a union, decoded as one
+        if isinstance(request, _NO_EFFECTS):
+            message = f"a step of a plan cannot ask for {type(request).__name__}"
+            raise Unimplemented(message)
+        own = self._parts.plans.effect(caller, ask)
+        if own is None:
+            return
+        try:
+            self._change(own, session, request)
+        except TensorCastError as error:
+            self._operations.refuse(own, error, after=self._seen(request))
 
     def _change(
         self, caller: Caller, session: SessionRecord, request: SessionRequest

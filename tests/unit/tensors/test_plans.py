@@ -6,7 +6,14 @@ import pytest
 from tensorcast_dask.exceptions import InvalidArgument
 from tensorcast_dask.tensors.contexts import Context
 from tensorcast_dask.tensors.ids import ArtifactId, Generation, Version
-from tensorcast_dask.tensors.messages import ArtifactInfo, Fault, Owner, Stage
+from tensorcast_dask.tensors.messages import (
+    ArtifactInfo,
+    Fault,
+    Owner,
+    Stage,
+    StepOutcome,
+    StepStatus,
+)
 from tensorcast_dask.tensors.plans import (
     MAX_STEPS,
     ArtifactRef,
@@ -14,9 +21,7 @@ from tensorcast_dask.tensors.plans import (
     NameRef,
     PlanSpec,
     Step,
-    StepOutcome,
     StepRef,
-    StepStatus,
 )
 from tests.kit.plans import chain, noop
 

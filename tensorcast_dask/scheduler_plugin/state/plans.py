@@ -1,0 +1,445 @@
+"""Runs of plans: one a key, each effect once, each end recorded.
+
+Rules:
+
+1. A key opens one run, on disk before anybody is told. The same key with the same digest is
+   that run, running or over; with another digest it is Mismatch. A run that is over is kept
+   for a while, then its key is free.
+2. A key has one life, however often it is resumed; what its steps change is known by it
+   (`effects`), so that nothing is done twice.
+3. A step ends once: the first outcome counts. Its effects are forgotten then, not before.
+4. A run's number fences it: what steps of an earlier run, or of one that is over, ask for is
+   refused as stale.
+5. A run that is to stop (deadline, cancel) begins no further step but those that undo, which
+   get `UNDO_S`. One that nobody carries on is interrupted, and can be resumed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from tensorcast_dask.exceptions import (
+    CatalogUnavailable,
+    DeadlineExceeded,
+    Mismatch,
+    NotFound,
+    PlanFailed,
+    StaleOwner,
+    TensorCastError,
+    Unknown,
+)
+from tensorcast_dask.scheduler_plugin.state.checks import check_seconds
+from tensorcast_dask.scheduler_plugin.state.effects import Effects
+from tensorcast_dask.scheduler_plugin.state.events import Row
+from tensorcast_dask.scheduler_plugin.state.ground import Ground
+from tensorcast_dask.scheduler_plugin.state.operations import Caller
+from tensorcast_dask.scheduler_plugin.state.runs import (
+    PlanRow,
+    Run,
+    StepRow,
+    check_plan,
+    failure_of,
+    row_of,
+    step_row,
+    to_do_again,
+)
+from tensorcast_dask.tensors.messages import (
+    BeginStep,
+    EndPlan,
+    EndStep,
+    Fault,
+    OpenPlan,
+    PlanAsked,
+    PlanState,
+    ResumePlan,
+    RunStatus,
+    StepEffect,
+    StepOutcome,
+    StepState,
+    StepStatus,
+)
+from tensorcast_dask.tensors.plans import PlanSpec, Step
+
+__all__ = ["POLL_S", "UNDO_S", "Plans"]
+
+#: What a run whose deadline is 0 may take to have each step look once.
+POLL_S: Final = 2.0
+#: What undoing may take after the deadline.
+UNDO_S: Final = 30.0
+
+
+class Plans:
+    """All runs that are known."""
+
+    def __init__(self, ground: Ground, *, ttl_s: float) -> None:
+        self._outbox = ground.outbox
+        self._timers = ground.timers
+        self._stories = ground.stories
+        self._effects = Effects(ground)
+        self._names = ground.names
+        self._ttl_s = ttl_s
+        self._runs: dict[str, Run] = {}
+
+    def __len__(self) -> int:
+        return sum(one.status is RunStatus.RUNNING for one in self._runs.values())
+
+    @property
+    def kept(self) -> int:
+        """How many runs are over and still known."""
+        return len(self._runs) - len(self)
+
+    def running(self) -> tuple[tuple[str, int, str], ...]:
+        """Key, number and Dask task of every run that is under way."""
+        return tuple(
+            (one.key, one.run, one.report)
+            for one in self._runs.values()
+            if one.status is RunStatus.RUNNING
+        )
+
+    # ------------------------------------------------------------ runs
+    def open(self, caller: Caller, ask: OpenPlan) -> None:
+        """Open a run, or find it (rule 1)."""
+        known = self._runs.get(ask.key)
+        if known is not None:
+            if known.digest != ask.digest:
+                message = (
+                    f"key {ask.key!r} is another plan's, which is {known.status}; "
+                    "take another key for this one"
+                )
+                raise Mismatch(message)
+            self._tell(caller, known)
+            return
+        self._writes()
+        spec = check_plan(ask)
+        life = self._names.numbers.mint()
+        run = self._runs[ask.key] = Run(
+            key=ask.key,
+            life=life,
+            run=life,
+            digest=ask.digest,
+            spec=spec,
+            raw=ask.spec,
+            payloads=dict(ask.payloads),
+            until_s=self._until_s(ask.deadline_s, poll=ask.poll),
+            poll=ask.poll,
+            report=ask.report,
+            steps={one.name: one for one in spec.steps},
+        )
+        self._outbox.persist(row_of(run, now_s=self._outbox.now_s))
+        self._note(run, "submit: {} steps by {}", len(run.steps), run.spec.context.id)
+        left_s = run.until_s - self._outbox.now_s
+        self._note(run, "admit: run {}, at most {} s", run.run, round(left_s, 3))
+        self._appoint(run)
+        self._tell(caller, run, started=True)
+
+    def _until_s(self, deadline_s: float, *, poll: bool) -> float:
+        given_s = check_seconds(deadline_s, what="deadline_s")
+        return self._outbox.now_s + (max(given_s, POLL_S) if poll else given_s)
+
+    def asked(self, caller: Caller, ask: PlanAsked) -> None:
+        """Tell how a run stands, now or at its end."""
+        run = self._found(ask.key)
+        wait_s = check_seconds(ask.wait_s, what="wait_s")
+        if run.status is not RunStatus.RUNNING or not wait_s:
+            self._tell(caller, run, whole=ask.whole)
+            return
+        run.waiting[caller.rid] = caller
+
+        def enough() -> None:
+            if run.waiting.pop(caller.rid, None) is not None:
+                self._tell(caller, run)
+
+        self._timers.at(self._outbox.now_s + wait_s, enough)
+
+    def resume(self, caller: Caller, ask: ResumePlan) -> None:
+        """Go on where a run stopped; what is done, and was not undone, stays."""
+        run = self._found(ask.key)
+        if run.status is RunStatus.RUNNING or run.run != ask.run:
+            self._tell(caller, run, whole=True)
+            return
+        if run.status is RunStatus.DONE:
+            self._tell(caller, run, whole=True)
+            return
+        self._writes()
+        until_s = self._until_s(ask.deadline_s, poll=ask.poll)
+        for name in to_do_again(run):
+            run.outcomes.pop(name, None)
+            self._outbox.persist(step_row(run, name))
+        self._effects.forget_faults(run)
+        run.run = self._names.numbers.mint()
+        run.status, run.fault, run.stopping = RunStatus.RUNNING, None, None
+        run.until_s, run.poll = until_s, ask.poll
+        run.report = ask.report or run.report
+        self._outbox.persist(row_of(run, now_s=self._outbox.now_s))
+        self._note(run, "resume: run {}", run.run)
+        self._appoint(run)
+        self._tell(caller, run, started=True, whole=True)
+
+    def end(self, caller: Caller, ask: EndPlan) -> None:
+        """Take the word that a run is over, or stop it."""
+        run = self._found(ask.key)
+        if run.status is not RunStatus.RUNNING or (run.run != ask.run and ask.run):
+            self._tell(caller, run)
+            return
+        if ask.cancel:
+            self._stop(run, Fault.of(PlanFailed("the plan was cancelled")))
+            self._tell(caller, run)
+            return
+        left = [one.name for one in run.spec.ordinary if one.name not in run.outcomes]
+        if left and run.stopping is None:
+            message = f"plan {run.key!r} is not over: {left[0]!r} has not ended"
+            raise Mismatch(message)
+        self._close(run)
+        self._tell(caller, run)
+
+    def dropped(self, key: str, run_number: int, why: str) -> None:
+        """Dask has lost what carries a run on."""
+        run = self._runs.get(key)
+        if run is None or run.run != run_number or run.status is not RunStatus.RUNNING:
+            return
+        message = (
+            f"plan {key!r} was interrupted: {why}; resume it by its key, what is done "
+            "stays done"
+        )
+        self._over(run, RunStatus.INTERRUPTED, Fault.of(PlanFailed(message)))
+
+    # ------------------------------------------------------------ steps
+    def begin(self, caller: Caller, ask: BeginStep) -> None:
+        """Let a step run, or say what it has come to."""
+        run, step = self._at(ask.key, ask.run, ask.step)
+        known = run.outcomes.get(step.name)
+        if known is not None:
+            self._say(caller, StepState(outcome=known))
+            return
+        if run.stopping is not None and not step.compensates:
+            outcome = StepOutcome(status=StepStatus.CANCELLED, fault=run.stopping)
+            self._say(caller, StepState(outcome=self._record(run, step, outcome)))
+            return
+        why = "" if step.compensates else run.spec.why_not(step, run.outcomes)
+        if why:
+            fault = Fault.of(PlanFailed(why))
+            outcome = StepOutcome(status=StepStatus.SKIPPED, fault=fault)
+            self._say(caller, StepState(outcome=self._record(run, step, outcome)))
+            return
+        if step.once and not self._begun_first(run, step):
+            message = (
+                f"step {step.name!r} was begun before and nobody knows how it ended; look, "
+                "then decide: it is marked once, so it is not begun again"
+            )
+            fault = Fault.of(Unknown(message))
+            outcome = StepOutcome(status=StepStatus.FAILED, fault=fault)
+            self._say(caller, StepState(outcome=self._record(run, step, outcome)))
+            return
+        self._note(run, "execute: {} at {}", step.name, ask.node or "any node")
+        left_s = max(0.0, run.until_s - self._outbox.now_s)
+        after = self._outbox.here if step.once else 0
+        self._say(caller, StepState(left_s=left_s, poll=run.poll), after=after)
+
+    def _begun_first(self, run: Run, step: Step) -> bool:
+        if step.name in run.begun:
+            return False
+        self._writes()
+        run.begun[step.name] = None
+        self._outbox.persist(row_of(run, now_s=self._outbox.now_s))
+        return True
+
+    def effect(self, caller: Caller, ask: StepEffect) -> Caller | None:
+        """Say under which name a change is to be made; None when it is answered (rule 2)."""
+        run, step = self._at(ask.key, ask.run, ask.step)
+        if step.name in run.outcomes:
+            message = f"step {step.name!r} has ended; its outcome is recorded"
+            raise StaleOwner(message)
+        if run.stopping is not None and not step.compensates:
+            raise run.stopping.error()
+        self._writes()
+        return self._effects.ask(caller, run, ask)
+
+    def ended(self, caller: Caller, ask: EndStep) -> None:
+        """Record how a step ended; the first outcome counts (rule 3)."""
+        run, step = self._at(ask.key, ask.run, ask.step)
+        known = run.outcomes.get(step.name)
+        if known is None:
+            self._writes()
+            known = self._record(run, step, ask.outcome)
+        self._say(caller, known, after=self._outbox.here if step.once else 0)
+
+    def _record(self, run: Run, step: Step, outcome: StepOutcome) -> StepOutcome:
+        run.outcomes[step.name] = outcome
+        self._outbox.persist(step_row(run, step.name))
+        said = outcome.fault.message if outcome.fault is not None else ""
+        self._note(
+            run, "record: {} is {} {}", step.name, str(outcome.status), said.strip()
+        )
+        if outcome.status is StepStatus.DONE:
+            self._effects.forget(run, step.name)
+        self._outbox.emit(
+            "plan_step", plan=run.key, step=step.name, status=str(outcome.status)
+        )
+        return outcome
+
+    # ------------------------------------------------------------ ends
+    def _appoint(self, run: Run) -> None:
+        def late() -> None:
+            message = f"plan {run.key!r} did not end within its deadline; give it more with ddl="
+            self._stop(run, Fault.of(DeadlineExceeded(message)))
+
+        run.timer = self._timers.at(run.until_s, late)
+
+    def _stop(self, run: Run, why: Fault) -> None:
+        """Begin no further step; undoing has a moment of its own (rule 5)."""
+        if run.status is not RunStatus.RUNNING or run.stopping is not None:
+            return
+        run.stopping = why
+        self._note(run, "stop: {}", why.message)
+        self._effects.stop(run)
+        if not run.undone:
+            self._close(run)
+            return
+        if run.timer is not None:
+            run.timer.cancel()
+        run.until_s = self._outbox.now_s + UNDO_S
+        run.timer = self._timers.at(run.until_s, lambda: self._close(run))
+
+    def _close(self, run: Run) -> None:
+        if run.status is not RunStatus.RUNNING:
+            return
+        for step in run.spec.ordinary:
+            if step.name not in run.outcomes:
+                outcome = StepOutcome(status=StepStatus.CANCELLED, fault=run.stopping)
+                self._record(run, step, outcome)
+        ended = [run.outcomes[one.name] for one in run.spec.ordinary]
+        if run.stopping is not None:
+            cancelled = run.stopping.kind == "PlanFailed"
+            status = RunStatus.CANCELLED if cancelled else RunStatus.FAILED
+            fault: Fault | None = run.stopping
+        elif all(one.status is StepStatus.DONE for one in ended):
+            status, fault = RunStatus.DONE, None
+        else:
+            status, fault = RunStatus.FAILED, failure_of(run)
+        self._over(run, status, fault)
+
+    def _over(self, run: Run, status: RunStatus, fault: Fault | None) -> None:
+        run.status, run.fault = status, fault
+        if run.timer is not None:
+            run.timer.cancel()
+        self._effects.stop(run)
+        if status is RunStatus.DONE:
+            self._effects.forget(run)
+        self._outbox.persist(row_of(run, now_s=self._outbox.now_s))
+        self._note(run, "report: {}", str(status))
+        self._outbox.emit("plan_ended", plan=run.key, status=str(status))
+        waiting, run.waiting = run.waiting, {}
+        for caller in waiting.values():
+            self._tell(caller, run)
+        self._forget_later(run)
+
+    def _forget_later(self, run: Run) -> None:
+        number = run.run
+
+        def forget() -> None:
+            same = self._runs.get(run.key) is run and run.run == number
+            if same and run.status is not RunStatus.RUNNING:
+                del self._runs[run.key]
+                self._effects.forget(run)
+                self._outbox.persist(Row(kind="plan", key=run.key, blob=None))
+                for name in run.outcomes:
+                    row = step_row(run, name)
+                    self._outbox.persist(Row(kind="step", key=row.key, blob=None))
+
+        self._timers.at(self._outbox.now_s + self._ttl_s, forget)
+
+    # ------------------------------------------------------------ small parts
+    def _writes(self) -> None:
+        if self._outbox.stalled:
+            message = (
+                f"the journal cannot write ({self._outbox.stalled}), so no plan goes on; "
+                "try again when it is back"
+            )
+            raise CatalogUnavailable(message)
+
+    def _found(self, key: str) -> Run:
+        run = self._runs.get(key)
+        if run is None:
+            message = (
+                f"no plan has the key {key!r}: it was never run here, or ended more than "
+                f"{self._ttl_s:.0f} s ago"
+            )
+            raise NotFound(message)
+        return run
+
+    def _at(self, key: str, number: int, name: str) -> tuple[Run, Step]:
+        run = self._runs.get(key)
+        if run is None or run.run != number or run.status is not RunStatus.RUNNING:
+            message = f"this run of plan {key!r} is over; its steps change nothing more"
+            raise StaleOwner(message)
+        step = run.steps.get(name)
+        if step is None:
+            message = f"plan {key!r} has no step {name!r}"
+            raise NotFound(message)
+        return run, step
+
+    def _say(self, caller: Caller, value: object, *, after: int = 0) -> None:
+        self._outbox.reply(caller.session, caller.rid, value, after=after)  # type: ignore[arg-type]
+
+    def _tell(
+        self, caller: Caller, run: Run, *, started: bool = False, whole: bool = False
+    ) -> None:
+        state = PlanState(
+            key=run.key,
+            run=run.run,
+            digest=run.digest,
+            status=run.status,
+            started=started,
+            left_s=max(0.0, run.until_s - self._outbox.now_s),
+            poll=run.poll,
+            message="" if run.fault is None else run.fault.message,
+            fault=run.fault,
+            outcomes=dict(run.outcomes),
+            spec=run.raw if whole else b"",
+            payloads=run.payloads if whole else {},
+        )
+        after = self._outbox.here if started else self._outbox.firm
+        if run.status is not RunStatus.RUNNING:
+            after = self._outbox.here
+        self._outbox.reply(caller.session, caller.rid, state, after=after)
+
+    def _note(self, run: Run, form: str, *parts: str | float) -> None:
+        self._stories.tell(self._outbox.now_s, (run.subject,), form, *parts)
+
+    # ------------------------------------------------------------ recovery
+    def recover(self, rows: Iterable[PlanRow], steps: Iterable[StepRow]) -> list[str]:
+        """Take runs from the journal; returns what has to be said."""
+        said = []
+        for row in rows:
+            try:
+                spec = PlanSpec.from_json(row.spec)
+            except TensorCastError as error:
+                said.append(f"plan {row.key!r} is lost: {error.message}")
+                continue
+            run = self._runs[row.key] = Run(
+                key=row.key,
+                life=row.life,
+                run=row.run,
+                digest=row.digest,
+                spec=spec,
+                raw=row.spec,
+                payloads=row.payloads,
+                until_s=self._outbox.now_s + row.left_s,
+                poll=row.poll,
+                report=row.report,
+                status=row.status,
+                fault=row.fault,
+                steps={one.name: one for one in spec.steps},
+                begun=dict.fromkeys(row.begun),
+            )
+            if run.status is RunStatus.RUNNING:
+                self._appoint(run)
+            else:
+                self._forget_later(run)
+        for step in steps:
+            found = self._runs.get(step.key)
+            if found is not None and step.step in found.steps and step.outcome:
+                found.outcomes[step.step] = step.outcome
+        self._effects.keep_only(self._runs.values())
+        return said

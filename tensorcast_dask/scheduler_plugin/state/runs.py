@@ -1,0 +1,201 @@
+"""One run of a plan: what is known of it, and its rows in the journal."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+from tensorcast_dask.exceptions import InvalidArgument, Mismatch, PlanFailed
+from tensorcast_dask.scheduler_plugin.state.checks import check_name
+from tensorcast_dask.scheduler_plugin.state.events import Row
+from tensorcast_dask.scheduler_plugin.state.operations import Caller
+from tensorcast_dask.scheduler_plugin.state.records import packed
+from tensorcast_dask.scheduler_plugin.state.timers import Timer
+from tensorcast_dask.tensors.ids import RequestId
+from tensorcast_dask.tensors.messages import (
+    Fault,
+    OpenPlan,
+    RunStatus,
+    StepOutcome,
+    StepStatus,
+)
+from tensorcast_dask.tensors.plans import MAX_PAYLOAD_BYTES, PlanSpec, Step
+
+__all__ = [
+    "PlanRow",
+    "Run",
+    "StepRow",
+    "check_plan",
+    "failure_of",
+    "row_of",
+    "step_row",
+    "to_do_again",
+]
+
+
+class PlanRow(msgspec.Struct, array_like=True, frozen=True):
+    """A run in the journal."""
+
+    key: str = ""
+    life: int = 0
+    run: int = 0
+    digest: str = ""
+    spec: bytes = b""
+    payloads: dict[str, bytes] = {}
+    #: Seconds that were left when the row was written.
+    left_s: float = 0.0
+    poll: bool = False
+    report: str = ""
+    status: RunStatus = RunStatus.RUNNING
+    fault: Fault | None = None
+    #: Functions that were begun and must not be begun again.
+    begun: tuple[str, ...] = ()
+
+
+class StepRow(msgspec.Struct, array_like=True, frozen=True):
+    """An outcome in the journal."""
+
+    key: str = ""
+    step: str = ""
+    kind: str = ""
+    outcome: StepOutcome | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Run:
+    """One key."""
+
+    key: str
+    #: Names the effects; stays when the run is resumed.
+    life: int
+    run: int
+    digest: str
+    spec: PlanSpec
+    raw: bytes
+    payloads: dict[str, bytes]
+    until_s: float
+    poll: bool
+    report: str
+    status: RunStatus = RunStatus.RUNNING
+    fault: Fault | None = None
+    #: Why no further step begins.
+    stopping: Fault | None = None
+    steps: dict[str, Step] = field(default_factory=dict)
+    outcomes: dict[str, StepOutcome] = field(default_factory=dict)
+    begun: dict[str, None] = field(default_factory=dict)
+    timer: Timer | None = None
+    waiting: dict[RequestId, Caller] = field(default_factory=dict)
+
+    @property
+    def subject(self) -> str:
+        """What `explain` calls it."""
+        return f"plan:{self.key}"
+
+    @property
+    def undone(self) -> bool:
+        """Whether it has steps that undo."""
+        return any(one.compensates for one in self.spec.steps)
+
+
+def check_plan(ask: OpenPlan) -> PlanSpec:
+    """Return the plan that is to be run.
+
+    Raises
+    ------
+    InvalidName, InvalidArgument, Mismatch
+        When it cannot be.
+    """
+    check_name(ask.key, what="the plan's key")
+    size = sum(map(len, ask.payloads.values()))
+    if size > MAX_PAYLOAD_BYTES:
+        message = (
+            f"functions and arguments of a plan take at most {MAX_PAYLOAD_BYTES} "
+            f"bytes, these take {size}; put large arguments as artifacts"
+        )
+        raise InvalidArgument(message)
+    spec = PlanSpec.from_json(ask.spec)
+    if spec.digest() != ask.digest:
+        message = "the plan and its digest do not fit; use one release everywhere"
+        raise Mismatch(message)
+    return spec
+
+
+def row_of(run: Run, *, now_s: float) -> Row:
+    """Write a run down."""
+    row = PlanRow(
+        key=run.key,
+        life=run.life,
+        run=run.run,
+        digest=run.digest,
+        spec=run.raw,
+        payloads=run.payloads,
+        left_s=max(0.0, run.until_s - now_s),
+        poll=run.poll,
+        report=run.report,
+        status=run.status,
+        fault=run.fault,
+        begun=tuple(run.begun),
+    )
+    return packed("plan", run.key, row)
+
+
+def step_row(run: Run, name: str) -> Row:
+    """Write down how a step ended, or that it has not."""
+    outcome = run.outcomes.get(name)
+    key = f"{run.life:x}/{name}"
+    if outcome is None:
+        return Row(kind="step", key=key, blob=None)
+    kind = str(run.steps[name].kind)
+    row = StepRow(key=run.key, step=name, kind=kind, outcome=outcome)
+    return packed("step", key, row)
+
+
+def to_do_again(run: Run) -> list[str]:
+    """Give the steps that a resumed run has before it: not done, or undone."""
+    undone = {
+        run.steps[name].compensates
+        for name, one in run.outcomes.items()
+        if one.status is StepStatus.DONE and run.steps[name].compensates
+    }
+    return [
+        name
+        for name, one in run.outcomes.items()
+        if one.status is not StepStatus.DONE
+        or name in undone
+        or run.steps[name].compensates
+    ]
+
+
+def failure_of(run: Run) -> Fault:
+    """Say which steps ran and which did not."""
+
+    def those(status: StepStatus, *, undoing: bool = False) -> str:
+        return ", ".join(
+            repr(step.name)
+            for step in run.spec.steps
+            if bool(step.compensates) is undoing
+            and step.name in run.outcomes
+            and run.outcomes[step.name].status is status
+        )
+
+    first = next(
+        (name, one)
+        for name, one in run.outcomes.items()
+        if one.status is StepStatus.FAILED and not run.steps[name].compensates
+    )
+    why = first[1].fault.message if first[1].fault is not None else "it failed"
+    parts = [
+        f"plan {run.key!r} failed: step {first[0]!r} failed because {why}",
+        f"done: {those(StepStatus.DONE) or 'none'}",
+    ]
+    for word, names in (
+        ("skipped", those(StepStatus.SKIPPED)),
+        ("undone by", those(StepStatus.DONE, undoing=True)),
+        ("not undone", those(StepStatus.FAILED, undoing=True)),
+    ):
+        if names:
+            parts.append(f"{word}: {names}")
+    kind = first[1].fault.kind if first[1].fault is not None else ""
+    data = {"plan": run.key, "step": first[0], "kind": kind}
+    return Fault.of(PlanFailed("; ".join(parts), data))

@@ -1,0 +1,329 @@
+from __future__ import annotations
+
+import pytest
+
+from tensorcast_dask.exceptions import (
+    CatalogUnavailable,
+    InvalidArgument,
+    Mismatch,
+    NotFound,
+    StaleOwner,
+)
+from tensorcast_dask.scheduler_plugin.state.events import CatalogSettings, PlanDropped
+from tensorcast_dask.scheduler_plugin.state.plans import POLL_S, UNDO_S
+from tensorcast_dask.tensors import messages as m
+from tensorcast_dask.tensors.messages import RunStatus, StepStatus
+from tensorcast_dask.tensors.plans import Kind, PlanSpec, Step
+from tests.kit.catalogs import Desk, Program
+from tests.kit.plans import Runner, chain, noop
+
+FAULT = m.Fault(kind="Gone", message="it was destroyed")
+
+
+def scene(**settings: float) -> tuple[Desk, Program, Runner]:
+    d = Desk(settings=CatalogSettings(token=b"t", **settings))  # type: ignore[arg-type]
+    d.node("a")
+    p = d.program()
+    return d, p, Runner(p)
+
+
+def states(state: m.PlanState) -> dict[str, str]:
+    return {name: str(one.status) for name, one in state.outcomes.items()}
+
+
+def test_a_key_opens_one_run_and_is_on_disk_before_anybody_is_told() -> None:
+    d, p, r = scene()
+    d.auto = False
+    spec = chain("a", "b")
+    ask = m.OpenPlan(
+        rid=p.rid(), key="k", digest=spec.digest(), spec=spec.to_json(), deadline_s=9.0
+    )
+    p.ask(ask)
+    assert not p.answered(ask.rid)
+    d.commit()
+    state = p.result(ask.rid, m.PlanState)
+    assert (state.status, state.started, state.left_s) == ("running", True, 9.0)
+    again = r.open(spec)
+    assert (again.run, again.started) == (state.run, False)
+
+
+def test_a_key_is_one_plans_only() -> None:
+    _, _, r = scene()
+    r.open(chain("a"))
+    with pytest.raises(Mismatch, match="another plan"):
+        r.open(chain("b"))
+
+
+def test_a_run_that_is_over_gives_its_results_and_runs_nothing() -> None:
+    _, _, r = scene()
+    r.open(chain("a"))
+    assert r.begin("a").outcome is None
+    r.ended("a", value=b"v", kind="pickle", attempts=1)
+    assert r.end().status is RunStatus.DONE
+    again = r.open(chain("a"))
+    assert (again.status, again.started) == (RunStatus.DONE, False)
+    assert again.outcomes["a"].value == b"v"
+    with pytest.raises(StaleOwner):
+        r.begin("a")
+
+
+def test_what_is_over_is_kept_for_a_while_and_then_the_key_is_free() -> None:
+    d, _, r = scene(plan_result_ttl_s=50.0)
+    first = r.open(chain("a"))
+    r.ended("a")
+    r.end()
+    d.pass_time(49.0)
+    assert r.look().run == first.run
+    d.pass_time(2.0)
+    with pytest.raises(NotFound):
+        r.look()
+    d.flush()
+    assert d.catalog.debug_state()["plans_kept"] == 0
+    assert r.open(chain("b")).started
+    kept = {(row.kind, row.key): row.blob for row in d.rows}
+    assert kept["plan", "k"] is not None
+    assert all(blob is None for (kind, _), blob in kept.items() if kind == "step")
+
+
+def test_what_cannot_be_a_plan_opens_nothing() -> None:
+    d, p, _ = scene()
+    spec = chain("a")
+    for more in (
+        {"key": ""},
+        {"digest": "other"},
+        {"spec": b"{"},
+        {"deadline_s": -1.0},
+        {"payloads": {"a": bytes(9 << 20)}},
+    ):
+        good: dict[str, object] = {
+            "rid": p.rid(),
+            "key": "k",
+            "digest": spec.digest(),
+            "spec": spec.to_json(),
+            "deadline_s": 1.0,
+        }
+        ask = m.OpenPlan(**(good | more))  # type: ignore[arg-type]
+        p.ask(ask)
+        assert isinstance(p.answers[ask.rid], m.Fault), more
+    assert d.catalog.debug_state()["plans"] == 0
+
+
+def test_the_first_outcome_of_a_step_counts() -> None:
+    _, _, r = scene()
+    r.open(chain("a"))
+    first = r.ended("a", value=b"1")
+    assert r.ended("a", value=b"2") == first
+    assert r.begin("a").outcome == first
+
+
+def test_a_failed_step_skips_what_needs_it_and_leaves_the_rest_alone() -> None:
+    _, _, r = scene()
+    spec = PlanSpec(
+        steps=(noop("a"), noop("b", "a"), noop("c", "b"), noop("d"))
+    ).check()
+    r.open(spec)
+    r.ended("a", StepStatus.FAILED, fault=FAULT)
+    why = "skipped: step 'a' failed because it was destroyed"
+    for name in ("b", "c"):
+        outcome = r.begin(name).outcome
+        assert outcome is not None
+        assert outcome.status is StepStatus.SKIPPED
+        assert outcome.fault is not None
+        assert outcome.fault.message == why
+    assert r.begin("d").outcome is None
+    r.ended("d")
+    state = r.end()
+    assert state.status is RunStatus.FAILED
+    assert state.fault is not None
+    assert state.fault.kind == "PlanFailed"
+    assert state.fault.data == {"plan": "k", "step": "a", "kind": "Gone"}
+    assert state.message == (
+        "plan 'k' failed: step 'a' failed because it was destroyed; done: 'd'; "
+        "skipped: 'b', 'c'"
+    )
+
+
+def test_a_run_is_not_over_while_a_step_is_missing() -> None:
+    _, _, r = scene()
+    r.open(chain("a", "b"))
+    r.ended("a")
+    with pytest.raises(Mismatch, match="'b' has not ended"):
+        r.end()
+
+
+def test_p34_the_deadline_ends_a_run_once_and_no_step_adds_to_it() -> None:
+    d, _, r = scene()
+    r.open(chain("a", "b"), deadline_s=10.0)
+    r.ended("a")
+    d.pass_time(4.0)
+    assert r.begin("b").left_s == pytest.approx(6.0)
+    d.pass_time(6.5)
+    state = r.look()
+    assert state.status is RunStatus.FAILED
+    assert state.fault is not None
+    assert state.fault.kind == "DeadlineExceeded"
+    assert states(state) == {"a": "done", "b": "cancelled"}
+    with pytest.raises(StaleOwner):
+        r.ended("b")
+
+
+def test_p34_a_deadline_of_nothing_lets_each_step_look_once() -> None:
+    d, _, r = scene()
+    r.open(chain("a"), deadline_s=0.0, poll=True)
+    state = r.begin("a")
+    assert state.poll
+    assert state.left_s == POLL_S
+    d.pass_time(POLL_S + 0.1)
+    assert r.look().status is RunStatus.FAILED
+
+
+def test_a_cancelled_run_begins_nothing_more_and_says_so() -> None:
+    _, _, r = scene()
+    r.open(chain("a", "b"))
+    r.ended("a")
+    state = r.end(cancel=True)
+    assert state.status is RunStatus.CANCELLED
+    assert states(state) == {"a": "done", "b": "cancelled"}
+
+
+def test_steps_that_undo_have_a_moment_after_the_deadline() -> None:
+    d, _, r = scene()
+    spec = PlanSpec(
+        steps=(noop("a"), noop("undo a", compensates="a"), noop("b"))
+    ).check()
+    r.open(spec, deadline_s=5.0)
+    r.ended("a")
+    d.pass_time(6.0)
+    assert r.look().status is RunStatus.RUNNING
+    outcome = r.begin("b").outcome
+    assert outcome is not None
+    assert outcome.status is StepStatus.CANCELLED
+    assert r.begin("undo a").outcome is None
+    r.ended("undo a")
+    assert r.end().status is RunStatus.FAILED
+    r.key = "k2"
+    r.open(spec, deadline_s=5.0)
+    d.pass_time(5.5 + UNDO_S)
+    assert r.look().status is RunStatus.FAILED
+
+
+def test_who_waits_is_told_at_the_end_or_in_time() -> None:
+    d, p, r = scene()
+    r.open(chain("a"))
+    soon = p.ask(m.PlanAsked(rid=p.rid(), key="k", wait_s=1.0))
+    late = p.ask(m.PlanAsked(rid=p.rid(), key="k", wait_s=50.0))
+    assert not p.answered(soon)
+    d.pass_time(1.5)
+    assert p.result(soon, m.PlanState).status is RunStatus.RUNNING
+    assert not p.answered(late)
+    r.ended("a")
+    r.end()
+    assert p.result(late, m.PlanState).status is RunStatus.DONE
+
+
+def test_an_interrupted_run_is_resumed_once_and_what_is_done_stays_done() -> None:
+    d, p, r = scene()
+    first = r.open(chain("a", "b"))
+    r.ended("a")
+    d.tell(PlanDropped(key="k", run=first.run + 1, why="of another run"))
+    assert r.look().status is RunStatus.RUNNING
+    d.tell(PlanDropped(key="k", run=first.run, why="the scheduler was restarted"))
+    state = r.look()
+    assert state.status is RunStatus.INTERRUPTED
+    assert "resume it" in state.message
+    other = Runner(p)
+    other.run = r.run
+    resumed = r.resume()
+    assert (resumed.started, resumed.status) == (True, RunStatus.RUNNING)
+    assert resumed.run != first.run
+    assert states(resumed) == {"a": "done"}
+    assert resumed.spec == chain("a", "b").to_json()
+    assert not other.resume().started
+    stale = Runner(p)
+    stale.run = first.run
+    with pytest.raises(StaleOwner):
+        stale.ended("b")
+    r.ended("b")
+    assert r.end().status is RunStatus.DONE
+
+
+def test_a_resumed_run_does_again_what_failed_or_was_undone() -> None:
+    _, _, r = scene()
+    spec = PlanSpec(
+        steps=(noop("a"), noop("undo a", compensates="a"), noop("b"), noop("c", "b"))
+    ).check()
+    r.open(spec)
+    r.ended("a")
+    r.ended("b", StepStatus.FAILED, fault=FAULT)
+    r.begin("c")
+    r.ended("undo a")
+    assert "undone by: 'undo a'" in r.end().message
+    resumed = r.resume()
+    assert states(resumed) == {}
+    assert r.begin("a").outcome is None
+
+
+def test_a_function_that_is_marked_once_is_begun_once() -> None:
+    d, _, r = scene()
+    spec = PlanSpec(
+        steps=(Step(name="f", kind=Kind.SUBMIT, token="t", once=True),)
+    ).check()
+    r.open(spec)
+    assert r.begin("f").outcome is None
+    r.program.desk = d.restart()
+    r.program.open()
+    outcome = r.begin("f").outcome
+    assert outcome is not None
+    assert outcome.fault is not None
+    assert (outcome.status, outcome.fault.kind) == ("failed", "Unknown")
+
+
+def test_a_restart_keeps_runs_outcomes_and_what_was_left_of_the_deadline() -> None:
+    d, p, r = scene()
+    spec = chain("a", "b")
+    r.open(spec, deadline_s=20.0, payloads={"a": b"f"})
+    r.ended("a", value=b"v")
+    d = d.restart()
+    p.open()
+    state = r.look(whole=True)
+    assert state.status is RunStatus.RUNNING
+    assert state.outcomes["a"].value == b"v"
+    assert (state.spec, state.payloads) == (spec.to_json(), {"a": b"f"})
+    d.pass_time(21.0)
+    assert r.look().status is RunStatus.FAILED
+    d = d.restart()
+    p.open()
+    assert r.look().status is RunStatus.FAILED
+
+
+def test_while_the_journal_is_away_no_plan_goes_on() -> None:
+    d, _, r = scene()
+    r.open(chain("a"))
+    d.stall()
+    with pytest.raises(CatalogUnavailable):
+        r.ended("a")
+    d.unstall()
+    r.ended("a")
+    assert r.end().status is RunStatus.DONE
+
+
+def test_what_nobody_knows_is_not_found() -> None:
+    _, _, r = scene()
+    with pytest.raises(NotFound):
+        r.look()
+    r.open(chain("a"))
+    with pytest.raises(NotFound):
+        r.begin("z")
+    with pytest.raises(InvalidArgument):
+        r.look(wait_s=-1.0)
+
+
+def test_the_story_of_a_run_is_told_in_order() -> None:
+    _, p, r = scene()
+    r.open(chain("a"))
+    r.begin("a")
+    r.ended("a")
+    r.end()
+    told = p.call(m.ExplainAsked(rid=p.rid(), ref="plan:k"), m.Explained)
+    words = [line.split(":")[0] for _, line in told.lines]
+    assert words == ["submit", "admit", "execute", "record", "report"]
