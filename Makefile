@@ -7,7 +7,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help venv demo-data test lint floors fast coverage nightly demo bench clean
+.PHONY: help venv demo-data test test-gpu lint floors fast coverage nightly demo bench clean
 
 PYTHON ?=
 VENV := .venv
@@ -15,7 +15,7 @@ BIN := $(VENV)/bin
 INPUTS := pyproject.toml constraints.txt .ci/make-venv tensorcast_dask/__init__.py
 
 help:
-	@echo "make demo | test | lint | fast | coverage | nightly | bench | venv | clean"
+	@echo "make demo | test | test-gpu | lint | fast | coverage | nightly | bench | venv | clean"
 
 venv: $(VENV)/.stamp-torch
 
@@ -49,6 +49,10 @@ fast: venv
 	@.ci/floors $(BIN)/python architecture unit property sim
 
 test: lint floors
+
+# Where there is a GPU; elsewhere each test says why it is skipped.
+test-gpu: venv
+	@.ci/floors $(BIN)/python gpu
 
 # Wide and long: 5,000 examples of each property, 2,000 simulated histories, the slow tests.
 nightly: demo-data

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FileRange", "Moved", "Ring", "Terms", "to_device", "to_host"]
 
-DEFAULT_PIECE_BYTES: Final = 1 << 20
+DEFAULT_PIECE_BYTES: Final = 4 << 20
 _BUFFERS: Final = 3
 
 
@@ -94,7 +94,7 @@ class Ring:
     buffers : int
         How many, from 2 to 4.
     piece_bytes : int
-        Length of each; a small one stays in the processor's cache between its two copies.
+        Length of each; below a few MiB what a piece costs in Python shows.
     """
 
     def __init__(
