@@ -29,7 +29,7 @@ from tensorcast_dask.dataplane.auth import (
     check_uid,
     client_tls,
 )
-from tensorcast_dask.dataplane.congestion import set_congestion
+from tensorcast_dask.dataplane.congestion import congestion_for, set_congestion
 from tensorcast_dask.dataplane.framing import Frame, FrameStream, Into
 from tensorcast_dask.exceptions import (
     InvalidArgument,
@@ -545,8 +545,8 @@ def _dial(card: NodeCard, credentials: Credentials, until_s: float) -> socket.so
         )
     try:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if credentials.congestion:
-            set_congestion(sock, credentials.congestion)
+        if name := credentials.congestion or congestion_for(card.data_host):
+            set_congestion(sock, name)
         with _unreachable(card):
             return tls.wrap_socket(sock) if tls else sock
     except TensorCastError:

@@ -1,40 +1,28 @@
-"""TCP congestion control: setting it, and finding the best one for the loopback.
+"""TCP congestion control: setting it, and the one to use where nothing can be congested.
 
 Rules:
 
-1. Only what the kernel allows to this process is tried.
-2. The probe moves a few megabytes over the loopback, where the choice matters most and
-   nobody else is harmed; for another host the kernel's default stays.
-3. The default wins a tie: another one must be a tenth faster.
-4. Turns are compared with the turn of the default beside them, and nearly all of them must
-   agree: on a busy machine a wrong choice would cost more than none.
+1. Only what the kernel allows to this process is chosen.
+2. On the loopback nothing is lost, so a control that paces what it sends (BBR) only costs:
+   twice the processor time and half the rate of one that does not (docs/facts.md). There
+   the first of the others is used; they do not differ.
+3. On a way to another host the kernel's default stays: its administrator chose it.
 """
 
 from __future__ import annotations
 
-import contextlib
+import functools
+import ipaddress
 import socket
-import threading
-import time
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from tensorcast_dask.exceptions import InvalidArgument
 
-__all__ = [
-    "Verdict",
-    "allowed_congestion",
-    "judge",
-    "probe_congestion",
-    "set_congestion",
-]
+__all__ = ["allowed_congestion", "congestion_for", "pick", "set_congestion"]
 
+_DEFAULT: Final = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 _ALLOWED: Final = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
-_PROBE_BYTES: Final = 16 << 20
-_ROUNDS: Final = 7
-_DISSENTERS: Final = 1
-_PIECE_BYTES: Final = 1 << 20
-_GAIN: Final = 1.1
 
 
 def set_congestion(sock: socket.socket, name: str) -> None:
@@ -54,96 +42,46 @@ def set_congestion(sock: socket.socket, name: str) -> None:
 
 def allowed_congestion() -> tuple[str, ...]:
     """Return what the kernel allows; empty where it does not say."""
+    return _words(_ALLOWED)
+
+
+def congestion_for(host: str) -> str:
+    """Return what connections with `host` shall use; "" = the kernel's default.
+
+    Parameters
+    ----------
+    host : str
+        Name or address of the other end, or of the listener.
+    """
+    return _for_loopback() if _is_loopback(host) else ""
+
+
+def pick(default: str, allowed: tuple[str, ...]) -> str:
+    """Return what to use on the loopback (rule 2); "" = the default."""
+    if not _paces(default):
+        return ""
+    return next((name for name in allowed if not _paces(name)), "")
+
+
+@functools.cache
+def _for_loopback() -> str:
+    default = _words(_DEFAULT)
+    return pick(default[0], allowed_congestion()) if default else ""
+
+
+def _paces(name: str) -> bool:
+    return name.startswith("bbr")
+
+
+def _words(path: Path) -> tuple[str, ...]:
     try:
-        return tuple(_ALLOWED.read_text().split())
+        return tuple(path.read_text().split())
     except OSError:
         return ()
 
 
-class Verdict(NamedTuple):
-    """What a probe found.
-
-    Attributes
-    ----------
-    name : str
-        The control to use; "" = the kernel's default.
-    sure : bool
-        Whether the turns agreed: else it is worth asking again at another time.
-    """
-
-    name: str
-    sure: bool
-
-
-def probe_congestion() -> Verdict:
-    """Find the congestion control to use on the loopback."""
-    turns: dict[str, list[float]] = {name: [] for name in ("", *allowed_congestion())}
-    for _ in range(_ROUNDS):
-        for name, seconds in turns.items():
-            with contextlib.suppress(OSError, InvalidArgument):
-                seconds.append(_seconds(name))
-    return judge(turns)
-
-
-def judge(turns: dict[str, list[float]]) -> Verdict:
-    """Compare the turns of each control with those of the default (rule 4).
-
-    Parameters
-    ----------
-    turns : dict of str to list of float
-        Seconds of each turn, in the order of the rounds; "" is the default. A control
-        whose turns are not complete is out.
-    """
-    default = turns[""]
-    best, best_gain, sure = "", 1.0, len(default) == _ROUNDS
-    for name, seconds in turns.items():
-        if not name or len(seconds) != len(default) or not default:
-            continue
-        gains = [theirs / own for theirs, own in zip(default, seconds, strict=True)]
-        winners = sum(gain >= _GAIN for gain in gains)
-        if winners >= len(gains) - _DISSENTERS:
-            gain = _median(gains)
-            if gain > best_gain:
-                best, best_gain = name, gain
-        elif winners > _DISSENTERS:
-            sure = False
-    return Verdict(best, sure or bool(best))
-
-
-def _seconds(name: str) -> float:
-    """How long the probe's bytes take over one loopback connection."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        if name:
-            set_congestion(listener, name)
-        sender = socket.create_connection(listener.getsockname(), timeout=2.0)
-        receiver, _ = listener.accept()
-    with sender, receiver:
-        if name:
-            set_congestion(sender, name)
-        receiver.settimeout(2.0)
-        started_s = time.perf_counter()
-        thread = threading.Thread(target=_send, args=(sender,), daemon=True)
-        thread.start()
-        piece = bytearray(_PIECE_BYTES)
-        left = _PROBE_BYTES
-        while left:
-            got = receiver.recv_into(piece)
-            if not got:
-                break
-            left -= got
-        thread.join(2.0)
-        return time.perf_counter() - started_s
-
-
-def _send(sock: socket.socket) -> None:
-    piece = bytes(_PIECE_BYTES)
-    with contextlib.suppress(OSError):
-        for _ in range(_PROBE_BYTES // _PIECE_BYTES):
-            sock.sendall(piece)
-
-
-def _median(values: list[float]) -> float:
-    """Take the middle; the module for it loads three others."""
-    ordered = sorted(values)
-    half = len(ordered) // 2
-    return (ordered[half] + ordered[~half]) / 2
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -84,6 +84,7 @@ _IOV_MAX: Final = 512
 _TICK_S: Final = 0.01
 #: Pieces that stay in the second-level cache between the copy and the hash.
 _HASHED_BYTES: Final = 1024 << 10
+_PIECE_BYTES: Final = 1024 << 10
 _DEFAULT_STALL_S: Final = 30.0
 #: What a call on a socket raises when it waited too long, and at all.
 _WAITED: Final = (BlockingIOError, TimeoutError)
@@ -222,6 +223,7 @@ class FrameStream:
         self._io: Io = TlsIo(sock) if is_tls(sock) else PlainIo(sock)
         self._pace = Pace(bandwidth_bytes_per_s) if bandwidth_bytes_per_s else None
         self._header = bytearray(HEADER_BYTES)
+        self._scratch = bytearray()
         not_in_children(sock)
 
     def fileno(self) -> int:
@@ -475,6 +477,12 @@ class FrameStream:
                 digest.update(view[:got])
             view = view[got:]
 
+    def scratch(self, nbytes: int) -> memoryview:
+        """Lend the stream's own buffer; it is made once, for fresh pages cost as much as a copy."""
+        if len(self._scratch) < nbytes:
+            self._scratch = bytearray(nbytes)
+        return memoryview(self._scratch)[:nbytes]
+
     # -------------------------------------------------------------- waiting
     def _wait_s(
         self, until_s: float | None, stall_s: float | None = -1.0
@@ -557,7 +565,7 @@ class Payload:
         self, fd: int, offset: int, *, digest: Digest | None = None
     ) -> int:
         """Receive all that is left and write it to a file: no map is needed."""
-        scratch = memoryview(bytearray(min(self.left, _HASHED_BYTES)))
+        scratch = self._stream.scratch(min(self.left, _PIECE_BYTES))
         nbytes = self.left
         while self.left:
             piece = scratch[: min(self.left, len(scratch))]

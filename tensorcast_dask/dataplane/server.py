@@ -211,18 +211,6 @@ class Server:
         self._listen(listener, tls)
         return int(listener.getsockname()[1])
 
-    def use_congestion(self, name: str) -> None:
-        """Choose the congestion control of connections that are accepted from now on.
-
-        Raises
-        ------
-        InvalidArgument
-            When the kernel does not offer it to this process.
-        """
-        listener = self._tcp
-        if listener is not None:
-            set_congestion(listener, name)
-
     def close_tcp(self) -> None:
         """Stop listening on TCP; connections that exist go on."""
         listener, self._tcp = self._tcp, None

@@ -16,12 +16,12 @@ import logging
 import os
 import signal
 import sys
-import threading
 import time
 from typing import TYPE_CHECKING, Final
 
 from tensorcast_dask.dataplane import hosts
 from tensorcast_dask.dataplane.auth import server_tls
+from tensorcast_dask.dataplane.congestion import congestion_for
 from tensorcast_dask.dataplane.segments import ignore_sigio
 from tensorcast_dask.dataplane.server import Limits, Server
 from tensorcast_dask.exceptions import TensorCastError
@@ -39,7 +39,6 @@ from tensorcast_dask.store.report import debug_state
 from tensorcast_dask.store.serve import Requests
 from tensorcast_dask.store.shelf import Shelf
 from tensorcast_dask.store.sums import Sums
-from tensorcast_dask.store.tuning import congestion_for
 from tensorcast_dask.tensors.messages import Welcome, decode
 
 if TYPE_CHECKING:
@@ -169,20 +168,10 @@ class Store:
             host,
             ports=settings.data_ports,
             tls=None if tls is None else server_tls(tls),
-            congestion=settings.congestion,
+            congestion=settings.congestion or congestion_for(host),
         )
         self._listening = wanted
         self.identity.listens(host, port)
-        if not settings.congestion:
-            threading.Thread(
-                target=self._tune, args=(host,), name="tensorcast-tune", daemon=True
-            ).start()
-
-    def _tune(self, host: str) -> None:
-        name = congestion_for(self._folder.parents[1], host, scratch=self._folder)
-        if name:
-            self._server.use_congestion(name)
-            logger.info("the data port uses %s congestion control", name)
 
     def _limits(self) -> Limits:
         settings = self.core.settings

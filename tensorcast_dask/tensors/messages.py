@@ -421,7 +421,7 @@ class StoreSettings(Wire, frozen=True, kw_only=True):
     warm_bytes: int = -1  # most that the warm pool keeps; -1 = a quarter of the budget
     chunk_bytes: int = 8 << 20
     connections: int = 4  # per peer
-    congestion: str = ""  # TCP congestion control; "" = probed at start
+    congestion: str = ""  # TCP congestion control; "" = see `dataplane.congestion`
     inflight_bytes: int = 256 << 20
     bandwidth_bytes_per_s: float = 0.0  # cap per connection; 0 = none (tests)
     stall_s: float = 2.0  # a source that sends nothing for so long is left

@@ -20,7 +20,6 @@ def stores() -> Iterator[Stores]:
         yield made
     finally:
         made.close()
-    (run_dir / "congestion.json").unlink(missing_ok=True)  # kept for the next store
     left = [path for path in run_dir.rglob("*") if path.is_file() or path.is_socket()]
     assert not left, f"stores left files behind: {left}"
     for path in sorted(run_dir.rglob("*"), reverse=True):

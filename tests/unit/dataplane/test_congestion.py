@@ -5,10 +5,9 @@ import socket
 import pytest
 
 from tensorcast_dask.dataplane.congestion import (
-    Verdict,
     allowed_congestion,
-    judge,
-    probe_congestion,
+    congestion_for,
+    pick,
     set_congestion,
 )
 from tensorcast_dask.exceptions import InvalidArgument
@@ -37,31 +36,28 @@ def test_what_the_kernel_does_not_offer_is_refused() -> None:
         set_congestion(sock, "no-such-control")
 
 
-def test_the_probe_finds_one_that_is_allowed(leaves_nothing: None) -> None:
-    assert probe_congestion().name in {"", *allowed_congestion()}
-
-
-ONES = [1.0] * 7
-
-
 @pytest.mark.parametrize(
-    ("turns", "found"),
+    ("default", "allowed", "found"),
     [
-        ({"": ONES, "a": [0.7] * 7, "b": [0.8] * 7}, Verdict("a", sure=True)),
-        ({"": ONES, "a": [0.95] * 7}, Verdict("", sure=True)),
-        ({"": ONES, "a": [3.0] * 7}, Verdict("", sure=True)),
-        # One turn may be disturbed, whichever way.
-        ({"": ONES, "a": [0.7] * 6 + [9.0]}, Verdict("a", sure=True)),
-        ({"": ONES, "a": [3.0] * 6 + [0.1]}, Verdict("", sure=True)),
-        # On a busy machine nothing is chosen, and nothing is certain.
-        ({"": ONES, "a": [0.5] * 5 + [2.0] * 2}, Verdict("", sure=False)),
-        ({"": ONES, "a": [0.2] * 2 + [3.0] * 5}, Verdict("", sure=False)),
-        ({"": ONES, "a": [0.5] * 3}, Verdict("", sure=True)),
-        ({"": [], "a": [0.5] * 7}, Verdict("", sure=False)),
-        ({"": [1.0] * 6, "a": [0.5] * 6}, Verdict("a", sure=True)),
+        ("cubic", ("reno", "cubic", "bbr"), ""),
+        ("reno", ("reno",), ""),
+        ("bbr", ("reno", "bbr"), "reno"),
+        ("bbr", ("bbr", "cubic"), "cubic"),
+        ("bbr2", ("bbr", "bbr2"), ""),
+        ("bbr", (), ""),
     ],
 )
-def test_a_control_is_chosen_when_nearly_every_turn_is_for_it(
-    turns: dict[str, list[float]], found: Verdict
+def test_on_the_loopback_nothing_is_paced(
+    default: str, allowed: tuple[str, ...], found: str
 ) -> None:
-    assert judge(turns) == found
+    assert pick(default, allowed) == found
+
+
+def test_what_is_chosen_for_the_loopback_is_allowed() -> None:
+    for host in ("127.0.0.1", "localhost", "::1", "127.3.2.1"):
+        assert congestion_for(host) in {"", *allowed_congestion()}
+
+
+@pytest.mark.parametrize("host", ["10.1.2.3", "node-7", "::ffff:10.0.0.1", ""])
+def test_for_another_host_the_kernels_default_stays(host: str) -> None:
+    assert congestion_for(host) == ""
