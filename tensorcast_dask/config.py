@@ -103,7 +103,7 @@ def _count(value: object, *, least: int = 0) -> int:
 
 
 def _connections(value: object) -> int:
-    return _count(value, least=1)
+    return 0 if value is None else _count(value, least=1)
 
 
 def _rate(value: object) -> float:

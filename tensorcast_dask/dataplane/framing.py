@@ -84,7 +84,6 @@ _IOV_MAX: Final = 512
 _TICK_S: Final = 0.01
 #: Pieces that stay in the second-level cache between the copy and the hash.
 _HASHED_BYTES: Final = 1024 << 10
-_PIECE_BYTES: Final = 1024 << 10
 _DEFAULT_STALL_S: Final = 30.0
 #: What a call on a socket raises when it waited too long, and at all.
 _WAITED: Final = (BlockingIOError, TimeoutError)
@@ -565,7 +564,7 @@ class Payload:
         self, fd: int, offset: int, *, digest: Digest | None = None
     ) -> int:
         """Receive all that is left and write it to a file: no map is needed."""
-        scratch = self._stream.scratch(min(self.left, _PIECE_BYTES))
+        scratch = self._stream.scratch(min(self.left, _HASHED_BYTES))
         nbytes = self.left
         while self.left:
             piece = scratch[: min(self.left, len(scratch))]

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from tensorcast_dask.dataplane import faults
+from tensorcast_dask.dataplane.memory import DEFAULT_THREADS
 from tensorcast_dask.dataplane.transports.base import Context, Work, open_source
 from tensorcast_dask.exceptions import PeerLost, TensorCastError
 from tensorcast_dask.store.core import now_s
@@ -38,12 +39,14 @@ if TYPE_CHECKING:
     from tensorcast_dask.store.state.replicas import Wanted
     from tensorcast_dask.tensors.ids import Generation
 
-__all__ = ["PullRun"]
+__all__ = ["PullRun", "lanes_for"]
 
 logger = logging.getLogger(__name__)
 
 _TICK_S: Final = 0.05
 _DEPTH: Final = 2
+_FEWEST_LANES: Final = 2
+_MOST_LANES: Final = 4
 _RESERVE_S: Final = 60.0
 
 
@@ -108,7 +111,7 @@ class PullRun:
         self._context = context
         self._progress = progress
         settings = core.settings
-        self._lanes_each = max(1, settings.connections)
+        self._lanes_each = settings.connections or lanes_for(DEFAULT_THREADS)
         share_bytes = settings.inflight_bytes // max(1, len(sources))
         window = max(
             1, min(self._lanes_each * _DEPTH, share_bytes // settings.chunk_bytes)
@@ -423,6 +426,11 @@ class PullRun:
 def _scheme(location: Location) -> str:
     """Name the transport to a source: one without a data port is on this host."""
     return "tcp" if location.card.data_port else "unix"
+
+
+def lanes_for(cores: int) -> int:
+    """Return how many connections a pull has to each source by default."""
+    return min(_MOST_LANES, max(_FEWEST_LANES, cores))
 
 
 def _spawn(target: Callable[[], None]) -> threading.Thread:

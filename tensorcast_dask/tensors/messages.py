@@ -420,7 +420,7 @@ class StoreSettings(Wire, frozen=True, kw_only=True):
     alloc_step_bytes: int = 64 << 20
     warm_bytes: int = -1  # most that the warm pool keeps; -1 = a quarter of the budget
     chunk_bytes: int = 8 << 20
-    connections: int = 4  # per peer
+    connections: int = 0  # per peer; 0 = one for each core, from 2 to 4
     congestion: str = ""  # TCP congestion control; "" = see `dataplane.congestion`
     inflight_bytes: int = 256 << 20
     bandwidth_bytes_per_s: float = 0.0  # cap per connection; 0 = none (tests)
