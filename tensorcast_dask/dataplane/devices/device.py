@@ -11,7 +11,8 @@ Rules:
    them are done: `free` and `close` wait for them.
 4. A handle opens in other processes only. The same slab opened twice is one memory that is
    closed twice.
-5. Any thread may call. No lock is held while a copy is waited for.
+5. Any thread may call. Nobody waits for another's copies, except who opens a slab while
+   another thread closes one.
 """
 
 from __future__ import annotations
@@ -153,6 +154,8 @@ class Device:
         self._failure = ""
         #: All memory that is neither freed nor closed.
         self._memories: dict[Memory, contextlib.ExitStack] = {}
+        #: Held while a slab is opened or closed: a driver counts a slab once.
+        self._sharing = threading.Lock()
         #: Opened slabs by the driver's data.
         self._opened: dict[bytes, Memory] = {}
         #: Events of copies not known to be done, by stream, in order.
@@ -216,7 +219,7 @@ class Device:
         if what.exporter == self._process:
             message = "a handle cannot be opened in the process that exported it; use the memory itself"
             raise Mismatch(message)
-        with self.lock:
+        with self._sharing:
             known = self._opened.get(what.data)
             if known is not None:
                 self._check(known)
@@ -249,19 +252,17 @@ class Device:
         if memory is None:
             self._end()
             return
-        with self.lock:
-            self._check(memory, Role.OPENED, Role.PINNED)
-            memory.opens -= 1
-            if memory.opens:
-                return
-            memory.ended = True
+        with self._sharing:
+            with self.lock:
+                self._check(memory, Role.OPENED, Role.PINNED)
+                memory.opens -= 1
+                if memory.opens:
+                    return
+                memory.ended = True
             self._opened = {d: m for d, m in self._opened.items() if m is not memory}
-        held = self._leave(memory)
-        try:
-            with self.driving():
+            held = self._leave(memory)
+            with held, self.driving():
                 self._driver.close(memory.address)
-        finally:
-            held.close()
 
     def _end(self) -> None:
         with self.lock:

@@ -291,6 +291,9 @@ class EmulatedDriver:
                 )
             except OSError as error:
                 raise DeviceError(self._lost()) from error
+            except BaseException:  # an interrupt: the next reply would be this one's
+                self._sock.shutdown(socket.SHUT_RDWR)
+                raise
         if not data:
             raise DeviceError(self._lost())
         reply = _REPLIES.decode(data)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,30 @@ class TestEmulated(DeviceContract):
                 device.copy(target, source).wait()
         device.close(memory)
         assert device.list().in_flight == 0  # the device goes on
+
+    def test_threads_open_and_close_one_slab(self, device: Device, shared_peer) -> None:
+        number = shared_peer.ask("allocate", b"shared".hex())
+        handle = SlabHandle.decode(bytes.fromhex(shared_peer.ask("export", number)))
+        wrong: list[bytes] = []
+
+        def work() -> None:
+            for _ in range(50):
+                memory = device.open(handle)
+                data = self.bytes_of(device, memory.range())
+                if data != b"shared":
+                    wrong.append(data)
+                device.close(memory)
+
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert wrong == []
+        assert device.list().opened_bytes == 0
+        free = device.list().free_bytes
+        shared_peer.ask("free", number)
+        assert device.list().free_bytes == free + 6
 
     def test_new_memory_is_full_of_junk(self, device: Device) -> None:
         memory = device.allocate(100)
@@ -184,23 +209,6 @@ def test_the_end_of_the_helper_is_the_loss_of_the_device(run_dir: str) -> None:
         assert again.list().free_bytes == 32 * MIB
 
 
-def test_a_failed_copy_ends_all_that_waits(run_dir: str) -> None:
-    with open_device("emulated:0", SPEC, run_dir) as device:
-        memory = device.allocate(10)
-        buffer = bytearray(10)
-        with faults.armed("device.copy=raise:DeviceError@2"):
-            events = [
-                device.copy(buffer, memory.range(), stream=n % 2) for n in range(4)
-            ]
-            events[0].wait()
-            for event in events[1:]:
-                with pytest.raises(DeviceError):
-                    event.wait()
-        with pytest.raises(DeviceError, match="failed earlier"):
-            device.copy(buffer, memory.range())
-        del buffer[:]  # nothing holds it
-
-
 class Schedule:
     """Which stream goes next, as the test says."""
 
@@ -276,3 +284,18 @@ def test_closing_drops_what_has_not_run(scheduled: tuple[Device, Schedule]) -> N
     device.copy(memory.range(), source)
     device.close()
     source.append(0)
+
+
+def test_a_failed_copy_ends_all_that_waits(scheduled: tuple[Device, Schedule]) -> None:
+    device, _ = scheduled
+    memory, buffer = device.allocate(10), bytearray(10)
+    with faults.armed("device.copy=raise:DeviceError@2"):
+        events = [device.copy(buffer, memory.range(), stream=n % 2) for n in range(4)]
+        events[0].wait()
+        for event in events[1:]:
+            with pytest.raises(DeviceError):
+                event.wait()
+    with pytest.raises(DeviceError, match="failed earlier"):
+        device.copy(buffer, memory.range())
+    assert events[0].done()
+    del buffer[:]  # nothing holds it
