@@ -26,6 +26,7 @@ BARS: dict[str, int] = {
     "put": 240,
     "pull": 300,
     "replicate": 120,
+    "staging": 90,
     "many_tensors": 120,
     "many_artifacts": 420,
     "catalog": 120,
