@@ -43,6 +43,10 @@ _PACKAGES: Final = (
     "ucxx-cu12",
 )
 _LOW_DESCRIPTORS: Final = 4096
+_INSTALL: Final = {
+    "cupy": "cupy (pip install cupy-cuda12x)",
+    "torch": "torch with CUDA",
+}
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -195,6 +199,29 @@ def _cuda() -> Finding:
     return Finding(what="CUDA", found=line)
 
 
+def _devices() -> Finding:
+    """Say what the setting `device` comes to; no library is imported for it."""
+    spec = Settings.read().device
+    if spec.kind == "emulated":
+        each = human_bytes(spec.nbytes)
+        return Finding(what="devices", found=f"{spec.count} emulated, {each} each")
+    kinds = [spec.kind] if spec.kind else ["cupy", "torch"]
+    kind = next((k for k in kinds if importlib.util.find_spec(k) is not None), "")
+    missing = []
+    if not Path("/proc/driver/nvidia/version").exists():
+        missing.append("the NVIDIA driver")
+    if not kind:
+        missing.append(" or ".join(_INSTALL[k] for k in kinds))
+    if not missing:
+        return Finding(what="devices", found=f"those of CUDA, through {kind}")
+    fix = (
+        f"install {' and '.join(missing)}, or set tensorcast.device to emulated:1x1GiB"
+    )
+    if not spec.kind:  # nobody asked for any
+        return Finding(what="devices", found=f"none: {' and '.join(missing)} missing")
+    return Finding(what="devices", found="none", verdict="limited", fix=fix)
+
+
 def _ucx() -> Finding:
     if importlib.util.find_spec("ucxx") is None:
         return Finding(
@@ -226,6 +253,7 @@ _LOOKS: Final[tuple[Callable[[], Finding], ...]] = (
     _ptrace,
     _direct_io,
     _cuda,
+    _devices,
     _ucx,
     _versions,
 )

@@ -323,3 +323,15 @@ def test_a_store_with_bad_options_is_not_started(
     status = 2 if said == "key=value" else 1
     assert said in alone("store", "-c", "mine", *words, status=status)[1]
     assert stores_in(alone.run_dir) == []
+
+
+def test_doctor_says_what_devices_need(alone: Commands) -> None:
+    alone.env["TENSORCAST_DEVICE"] = "emulated:2x1MiB"
+    found = {each["what"]: each for each in alone.json("doctor")}["devices"]
+    assert found["found"].startswith("2 emulated")
+    if Path("/proc/driver/nvidia/version").exists():
+        return  # what is missing on a machine with a driver is its own affair
+    alone.env["TENSORCAST_DEVICE"] = "cupy"
+    found = {each["what"]: each for each in alone.json("doctor")}["devices"]
+    assert found["verdict"] == "limited"
+    assert "install the NVIDIA driver" in found["fix"]
