@@ -167,6 +167,15 @@ def _on_close(value: object) -> str:
     return str(value)
 
 
+def _ucx(value: object) -> str:
+    if isinstance(value, bool):  # YAML reads off and on as truth values
+        value = "on" if value else "off"
+    if value not in {"off", "auto", "on"}:
+        message = f'takes "off", "auto" or "on", not {value!r}'
+        raise ValueError(message)
+    return str(value)
+
+
 def _folder(value: object) -> str:
     """Take an absolute path: a store's working directory is not its starter's."""
     text = _text(value)
@@ -224,6 +233,7 @@ _READERS: Final[dict[str, tuple[str, Callable[[object], Any]]]] = {
     "transfer.inflight-bytes": ("inflight_bytes", _some_bytes),
     "transfer.bandwidth": ("bandwidth_bytes_per_s", _rate),
     "transfer.stall": ("stall_s", parse_seconds),
+    "transfer.ucx": ("ucx", _ucx),
     "node.host-memory": ("host_memory", _memory),
     "node.disk-dir": ("disk_dir", _folder),
     "node.disk-memory": ("disk_bytes", parse_bytes),
@@ -293,6 +303,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     inflight_bytes: int
     bandwidth_bytes_per_s: float
     stall_s: float
+    ucx: str
     node: NodeSettings
 
     @classmethod
@@ -369,6 +380,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             inflight_bytes=self.inflight_bytes,
             bandwidth_bytes_per_s=self.bandwidth_bytes_per_s,
             stall_s=self.stall_s,
+            ucx=self.ucx,
             lease_ttl_s=self.lease_ttl_s,
             reservation_ttl_s=self.reservation_ttl_s,
             released_ttl_s=self.released_ttl_s,

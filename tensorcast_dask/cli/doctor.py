@@ -227,7 +227,18 @@ def _ucx() -> Finding:
         return Finding(
             what="UCX", found="ucxx is not installed: TCP and shared memory are used"
         )
-    return Finding(what="UCX", found=f"ucxx {importlib.metadata.version('ucxx-cu12')}")
+    from tensorcast_dask.dataplane.transports import ucx_line
+
+    lanes, mode = ucx_line.offered(), Settings.read().ucx
+    rdma = {"rc", "dc"}.intersection(lanes)
+    text = (
+        f"{ucx_line.version()}: {', '.join(lanes)}; tensorcast.transfer.ucx is {mode}"
+    )
+    if rdma:
+        text += "; it has RDMA, over which this package was never run"
+    else:
+        text += "; no RDMA (the wheel is built without verbs: use a system UCX for it)"
+    return Finding(what="UCX", found=text)
 
 
 def _versions() -> Finding:

@@ -149,6 +149,10 @@ class Identity:
         """Note where the data port is; the new card."""
         return self._write(data_host=host, data_port=port)
 
+    def offers(self, lanes: tuple[str, ...]) -> NodeCard:
+        """Note which lanes of UCX are to be had here; the new card."""
+        return self._write(ucx=lanes)
+
     def _write(self, **changes: object) -> NodeCard:
         self.card = msgspec.structs.replace(self.card, **changes)
         hosts.write_card(self.folder, self.card)

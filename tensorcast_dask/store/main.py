@@ -2,7 +2,8 @@
 
 Rules:
 
-1. It never forks, and imports neither Dask nor an array library.
+1. It never forks, and imports neither Dask nor an array library (`ucxx`, where it is
+   switched on, brings numpy).
 2. The card is written when everything else is ready: who reads it may connect.
 3. Its stdio is its log; SIGTERM is an end message, SIGINT and SIGHUP are nothing.
 4. At its end its folder goes, with all that was in it; its memory goes with its last reader.
@@ -24,6 +25,7 @@ from tensorcast_dask.dataplane.auth import server_tls
 from tensorcast_dask.dataplane.congestion import congestion_for
 from tensorcast_dask.dataplane.segments import ignore_sigio
 from tensorcast_dask.dataplane.server import Limits, Server
+from tensorcast_dask.dataplane.transports import ucx_line
 from tensorcast_dask.exceptions import TensorCastError
 from tensorcast_dask.store.catalog import Catalog
 from tensorcast_dask.store.core import Core
@@ -149,6 +151,7 @@ class Store:
     def start(self) -> None:
         """Listen, connect, and write the card."""
         self._server.listen_unix(self.identity.card.socket)
+        self._look_for_ucx()
         self._listen()
         self._server.start()
         self._sums.start()
@@ -172,6 +175,17 @@ class Store:
         )
         self._listening = wanted
         self.identity.listens(host, port)
+
+    def _look_for_ucx(self) -> None:
+        """Publish this machine's lanes; loading UCX takes a second, so only where it may be used."""
+        if self.core.settings.ucx == "off":
+            return
+        try:
+            self.identity.offers(ucx_line.offered())
+        except TensorCastError as error:
+            logger.warning("transfers go over TCP: %s", error)
+        else:
+            logger.info("%s offers %s", ucx_line.version(), self.identity.card.ucx)
 
     def _limits(self) -> Limits:
         settings = self.core.settings

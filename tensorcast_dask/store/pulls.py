@@ -1,4 +1,4 @@
-"""Pulls: the planner's instructions carried out on sockets, into a segment of ours.
+"""Pulls: the planner's instructions carried out on sockets or UCX, into a segment of ours.
 
 Rules:
 
@@ -7,6 +7,8 @@ Rules:
 2. A source is reported lost only when all its lanes have ended: no byte of it can come.
 3. Whatever way it ends, the reservation is committed or taken back, every connection is
    closed, and every lane has ended.
+4. Where both ends have UCX and the settings allow it lanes go over it. A failure of UCX is
+   logged, and sends this pull's source back to TCP: it costs a retry, no more.
 """
 
 from __future__ import annotations
@@ -16,13 +18,18 @@ import logging
 import queue
 import threading
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from tensorcast_dask.dataplane import faults
 from tensorcast_dask.dataplane.memory import DEFAULT_THREADS
 from tensorcast_dask.dataplane.transports.base import Context, Work, open_source
-from tensorcast_dask.exceptions import PeerLost, TensorCastError
+from tensorcast_dask.exceptions import (
+    InvalidArgument,
+    PeerLost,
+    ReachError,
+    TensorCastError,
+)
 from tensorcast_dask.store.core import now_s
 from tensorcast_dask.store.records import digest_of_index
 from tensorcast_dask.store.sharing import Pulled, anyone
@@ -69,6 +76,8 @@ class _Side:
 
     number: int
     location: Location
+    #: How its lanes connect.
+    scheme: str
     #: Chunks to ask for; None ends a lane.
     todo: queue.SimpleQueue[int | None] = field(default_factory=queue.SimpleQueue)
     lanes: list[_Lane] = field(default_factory=list)
@@ -77,7 +86,7 @@ class _Side:
 
 
 class PullRun:
-    """One pull over TCP (or unix sockets).
+    """One pull over TCP (or unix sockets, or UCX).
 
     Parameters
     ----------
@@ -108,7 +117,7 @@ class PullRun:
         self._source_generation = source_generation
         self._core = core
         self._wanted = wanted
-        self._context = context
+        self._context = replace(context, any_lane=core.settings.ucx == "on")
         self._progress = progress
         settings = core.settings
         self._lanes_each = settings.connections or lanes_for(DEFAULT_THREADS)
@@ -125,8 +134,11 @@ class PullRun:
             deadline_s=context.until_s or now_s() + 3600.0,
         )
         self._sides = [
-            _Side(number, anyone(location)) for number, location in enumerate(sources)
+            _Side(number, anyone(location), self._scheme(location))
+            for number, location in enumerate(sources)
         ]
+        #: How the bytes of each source came.
+        self._via: dict[int, str] = {}
         self._lanes: list[_Lane] = []
         self._events: queue.SimpleQueue[pull.Event] = queue.SimpleQueue()
         #: Guards lanes and sides.
@@ -179,7 +191,7 @@ class PullRun:
         used = [asked[number] for number in range(len(asked)) if share[number]]
         return Pulled(
             moved_bytes=wanted.nbytes,
-            via="+".join(sorted({_scheme(location) for location in used or asked})),
+            via="+".join(sorted(set(self._via.values()) or {"tcp"})),
             sources=tuple(location.card.node for location in used),
         )
 
@@ -220,7 +232,7 @@ class PullRun:
         def ask() -> None:
             source = None
             try:
-                source = self._connect(side)
+                source = self._open(side, _sockets(side.location))
                 found = source.chunk_map()
             except TensorCastError as error:
                 self._events.put(
@@ -247,14 +259,40 @@ class PullRun:
             )
 
         if side.closing:  # lanes of the former attempt keep to their own side
-            side = self._sides[side.number] = _Side(side.number, side.location)
+            side = self._sides[side.number] = _Side(
+                side.number, side.location, side.scheme
+            )
         _spawn(ask)
 
+    def _scheme(self, location: Location) -> str:
+        """Name the transport to a source."""
+        ucx = self._core.settings.ucx != "off" and location.card.ucx
+        return "ucx" if ucx else _sockets(location)
+
     def _connect(self, side: _Side) -> Source:
+        """Open a lane's connection: over UCX where it can be had, else over sockets."""
+        if side.scheme == "ucx":
+            try:
+                return self._open(side, "ucx")
+            except (InvalidArgument, ReachError) as error:
+                self._leave_ucx(side, error)
+        return self._open(side, _sockets(side.location))
+
+    def _leave_ucx(self, side: _Side, error: TensorCastError) -> None:
+        side.scheme = _sockets(side.location)
+        logger.warning(
+            "UCX is not used to pull %d from %s, %s is: %s",
+            self._source_generation,
+            side.location.card.node,
+            side.scheme,
+            error,
+        )
+
+    def _open(self, side: _Side, scheme: str) -> Source:
         return open_source(
             side.location,
             self._source_generation,
-            scheme=_scheme(side.location),
+            scheme=scheme,
             context=self._context,
         )
 
@@ -324,6 +362,8 @@ class PullRun:
         self._target.settle(chunk)
         with self._lock:
             lane.owes.remove(chunk)
+            if lane.connection is not None:
+                self._via[lane.source.number] = lane.connection.via
         self._events.put(
             pull.Arrived(
                 source=lane.source.number,
@@ -403,6 +443,8 @@ class PullRun:
                 self._events.put(pull.Dropped(source=side.number, chunk=chunk))
             return
         if error is not None and not side.closing:
+            if side.scheme == "ucx" and isinstance(error, ReachError):
+                self._leave_ucx(side, error)
             self._leave(side)
         current = self._sides[side.number] is side
         if last and current and (side.error is not None or side.closing):
@@ -423,8 +465,8 @@ class PullRun:
         )
 
 
-def _scheme(location: Location) -> str:
-    """Name the transport to a source: one without a data port is on this host."""
+def _sockets(location: Location) -> str:
+    """Name the plain transport to a source: one without a data port is on this host."""
     return "tcp" if location.card.data_port else "unix"
 
 

@@ -206,7 +206,8 @@ class Reads:
                 generation=request.generation, chunk=request.chunk, sum=digest
             )
             small = self._core.table.tiers[Tier.HOST].in_slab(held.replica.nbytes)
-            if held.file is not None and not small and not peer.unix:
+            by_file = not small and not peer.unix and not request.ucx
+            if held.file is not None and by_file:
                 file = (held.file.fd, start, length)
                 return Reply(message=answer, payload_file=file, done=done)
             payload = held.view()[start : start + length]

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, assert_never
 
 from tensorcast_dask.dataplane.server import Peer, Reply
+from tensorcast_dask.dataplane.transports.ucx_serving import UcxServing
 from tensorcast_dask.exceptions import (
     InvalidArgument,
 )
@@ -35,6 +36,7 @@ from tensorcast_dask.tensors.messages import (
     StateAsked,
     StoreRequest,
     SumsAsked,
+    UcxOpen,
     Write,
 )
 
@@ -81,6 +83,7 @@ class Requests:
         self._state = state
         self._puts = Puts(core, sums)
         self._reads = Reads(core, sums=sums, movers=movers)
+        self._ucx = UcxServing(allowed=lambda: core.settings.ucx != "off")
 
     def handle(self, request: StoreRequest, payload: Payload, peer: Peer) -> Reply:
         """Carry one request out."""
@@ -88,7 +91,9 @@ class Requests:
             case Reserve() | Write() | Fill() | Commit() | Abort():
                 return self._puts.handle(request, payload, peer)
             case Open() | ReadChunk() | ReadRanges():
-                return self._reads.handle(request, peer)
+                return self._read(request, peer)
+            case UcxOpen():
+                return self._ucx.open(request, peer)
             case ChunkMapAsked() | SumsAsked():
                 if isinstance(request, SumsAsked):
                     self._reads.sums(request.generation, peer)
@@ -103,8 +108,16 @@ class Requests:
             case _:
                 assert_never(request)
 
+    def _read(self, request: Open | ReadChunk | ReadRanges, peer: Peer) -> Reply:
+        over_ucx = not isinstance(request, Open) and request.ucx
+        if over_ucx:
+            self._ucx.line(peer)  # refused before anything is leased
+        reply = self._reads.handle(request, peer)
+        return self._ucx.over(reply, peer) if over_ucx else reply
+
     def closed(self, peer: Peer) -> None:
         """Take back what the connection had reserved; tell the adoption."""
+        self._ucx.closed(peer)
         self._reads.give_back(peer)
         self._core.abandoned(peer.number, pid=peer.pid if peer.unix else 0)
         self._ends.connection_ended(peer.number)

@@ -136,6 +136,8 @@ class NodeCard(Wire, frozen=True, kw_only=True):
     #: False while Dask's memory monitors would count our maps: tasks get copies.
     mapping: bool = True
     tls: bool = False
+    #: Lanes that its UCX has, the best first; () where it has none, or may not use it.
+    ucx: tuple[str, ...] = ()
 
 
 class TierUse(Wire, frozen=True, kw_only=True):
@@ -351,11 +353,15 @@ class ChunkMap(Message, frozen=True, kw_only=True):
 
 
 class ReadChunk(Message, frozen=True, kw_only=True):
-    """One chunk. Answer: `Chunk` with the bytes as payload."""
+    """One chunk. Answer: `Chunk` with the bytes as payload.
+
+    With `ucx` the bytes follow over the connection's line, `nbytes` of them.
+    """
 
     rid: RequestId
     generation: Generation
     chunk: int
+    ucx: bool = False
 
 
 class Chunk(Message, frozen=True, kw_only=True):
@@ -365,18 +371,20 @@ class Chunk(Message, frozen=True, kw_only=True):
     chunk: int
     sum: int
     stamp: int = 0  # see ChunkMap
+    nbytes: int = 0  # what follows over UCX
 
 
 class ReadRanges(Message, frozen=True, kw_only=True):
     """Byte ranges of a segment, for views.
 
     `ranges` is little-endian u64 pairs (offset, length). Answer: `Ranges`, payload: the
-    ranges one after the other.
+    ranges one after the other. With `ucx` they follow over the connection's line.
     """
 
     rid: RequestId
     generation: Generation
     ranges: bytes
+    ucx: bool = False
 
 
 class Ranges(Message, frozen=True, kw_only=True):
@@ -385,6 +393,25 @@ class Ranges(Message, frozen=True, kw_only=True):
     generation: Generation
     sum: int
     stamp: int = 0  # see ChunkMap
+    nbytes: int = 0  # what follows over UCX
+
+
+class UcxOpen(Message, frozen=True, kw_only=True):
+    """A reader opens a line of UCX for this connection, in place of a former one.
+
+    Answer: `UcxOpened`. InvalidArgument where the node has no UCX or may not use it.
+    """
+
+    rid: RequestId
+    #: Of the reader's own UCX worker. UCX proves nothing: the connection has.
+    address: bytes
+
+
+class UcxOpened(Message, frozen=True, kw_only=True):
+    """The holder's end is there; bytes go as tag messages, numbered from 0, in pieces."""
+
+    address: bytes
+    piece_bytes: int
 
 
 class SumsAsked(Message, frozen=True, kw_only=True):
@@ -425,6 +452,7 @@ class StoreSettings(Wire, frozen=True, kw_only=True):
     inflight_bytes: int = 256 << 20
     bandwidth_bytes_per_s: float = 0.0  # cap per connection; 0 = none (tests)
     stall_s: float = 2.0  # a source that sends nothing for so long is left
+    ucx: str = "off"  # off, auto (where it has a better lane than TCP) or on
     lease_ttl_s: float = 5.0
     reservation_ttl_s: float = 30.0
     released_ttl_s: float = 10.0
@@ -534,6 +562,7 @@ StoreRequest: TypeAlias = (
     | ChunkMapAsked
     | ReadChunk
     | ReadRanges
+    | UcxOpen
     | SumsAsked
     | StateAsked
     | Adopt
@@ -548,6 +577,7 @@ StoreReply: TypeAlias = (
     | ChunkMap
     | Chunk
     | Ranges
+    | UcxOpened
     | State
     | Adopted
     | Done

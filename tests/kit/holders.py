@@ -59,7 +59,7 @@ from tensorcast_dask.tensors.messages import (
 if TYPE_CHECKING:
     from tensorcast_dask.dataplane.framing import Payload
 
-__all__ = ["GENERATION", "TOKEN", "Break", "Served", "node_card", "serve"]
+__all__ = ["GENERATION", "TOKEN", "Break", "Holder", "Served", "node_card", "serve"]
 
 GENERATION = Generation(1 << 40 | 7)
 TOKEN = bytes(range(32))
@@ -120,7 +120,7 @@ class Served:
         return replace(self.credentials, **changes)  # type: ignore[arg-type]
 
 
-class _Holder:
+class Holder:
     """The handler of a holder."""
 
     def __init__(self, served: Served, *, mapped: bool) -> None:
@@ -205,13 +205,17 @@ class _Holder:
         if how is Break.CORRUPT:
             bytes_[0] ^= 1
         if how in (Break.DIE, Break.STALL):
-            body = encode(answer)
-            head = pack_header(len(body), len(bytes_)) + body
-            peer.stream.sock.sendall(head + bytes_[: len(bytes_) // 2])
-            if how is Break.STALL:
-                served.closing.wait(20)
-            peer.close()
+            self._half(answer, bytes_, how, peer)
         return Reply(message=answer, payload=bytes_)
+
+    def _half(self, answer: Chunk, bytes_: bytearray, how: Break, peer: Peer) -> None:
+        """Send half of a chunk, and no more."""
+        body = encode(answer)
+        head = pack_header(len(body), len(bytes_)) + body
+        peer.stream.sock.sendall(head + bytes_[: len(bytes_) // 2])
+        if how is Break.STALL:
+            self._served.closing.wait(20)
+        peer.close()
 
 
 @contextlib.contextmanager
@@ -223,6 +227,7 @@ def serve(
     mapped: bool = True,
     tls: TlsFiles | None = None,
     allow_uids: Sequence[int] = (),
+    holder: type[Holder] | None = None,
 ) -> Iterator[Served]:
     """Run a holder of `data` for the length of a block."""
     from tensorcast_dask.dataplane.auth import server_tls
@@ -249,7 +254,7 @@ def serve(
             broken={},
         )
         served.server = Server(
-            _Holder(served, mapped=mapped),
+            (holder or Holder)(served, mapped=mapped),
             welcome=lambda: Welcome(
                 card=served.card,
                 cluster=CLUSTER,

@@ -80,13 +80,15 @@ class Context:
     until_s: float | None = None
     #: Largest payload that a source may send in one frame.
     max_payload_bytes: int = 1 << 30
+    #: Take UCX also where it has no better lane than TCP.
+    any_lane: bool = False
 
 
 class Source(Protocol):
     """One holder of one generation, over one connection."""
 
     scheme: str
-    #: How the bytes come, for `explain`: "unix", "tcp", "map".
+    #: How the bytes come, for `explain`: "unix", "tcp", "map", "ucx:cma".
     via: str
 
     def chunk_map(self) -> ChunkMap:

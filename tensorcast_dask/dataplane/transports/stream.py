@@ -101,12 +101,10 @@ class StreamSource:
             if item is None:
                 return
             asked.append(item)
-            stream.send(
-                ReadChunk(
-                    rid=next_rid(), generation=self._generation, chunk=item.chunk
-                ),
-                until_s=self._context.until_s,
-            )
+            stream.send(self._request(item.chunk), until_s=self._context.until_s)
+
+    def _request(self, chunk: int) -> ReadChunk:
+        return ReadChunk(rid=next_rid(), generation=self._generation, chunk=chunk)
 
     def _take(self, stream: FrameStream, work: Work) -> Arrived:
         target, digest = work.into, new_digest()
@@ -120,7 +118,11 @@ class StreamSource:
             until_s=self._context.until_s,
         )
         frame.close()
-        reply: object = frame.message
+        reply = self._checked(frame.message, stream, work)
+        return self._verified(stream, work, reply, digest.intdigest(), frame.nbytes)
+
+    def _checked(self, reply: object, stream: FrameStream, work: Work) -> Chunk:
+        """Return the answer, when it is for the chunk that was asked for."""
         if isinstance(reply, Refused):
             raise reply.fault.error()
         if not isinstance(reply, Chunk) or reply.chunk != work.chunk:
@@ -129,13 +131,18 @@ class StreamSource:
         if reply.generation != self._generation:
             message = f"{stream.peer} answered for another generation"
             raise WrongPeer(message)
-        found = digest.intdigest()
+        return reply
+
+    def _verified(
+        self, stream: FrameStream, work: Work, reply: Chunk, found: int, nbytes: int
+    ) -> Arrived:
+        """Hand a chunk over, when its bytes are what they have to be."""
         if found != reply.sum:
             what = f"chunk {work.chunk}"
             raise damaged(what, stream.peer)
         self._expected.check_stamp(reply.stamp, peer=stream.peer)
         self._expected.check_sum(work.chunk, found, peer=stream.peer)
-        return Arrived(work, frame.nbytes, found, reply.stamp)
+        return Arrived(work, nbytes, found, reply.stamp)
 
     def read_ranges(self, ranges: list[tuple[int, int]], into: Any) -> int:  # noqa: ANN401
         """See `Source`."""
