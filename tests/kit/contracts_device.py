@@ -25,6 +25,8 @@ from tensorcast_dask.dataplane.devices import (
     SlabHandle,
     open_device,
 )
+from tensorcast_dask.dataplane.devices.staging import Ring, Terms, to_device, to_host
+from tensorcast_dask.dataplane.memory import sums_of
 from tensorcast_dask.exceptions import (
     AlreadyExists,
     CapacityError,
@@ -298,6 +300,17 @@ class DeviceContract:
         device.allocate(1 << 20)
         device.close()
         self.comes_back(home, free)
+
+    def test_the_staging_ring_moves_both_ways(self, device: Device) -> None:
+        data, into = noise((3 << 20) + 5), bytearray((3 << 20) + 5)
+        place = device.allocate(len(data)).range()
+        terms = Terms(chunk_bytes=1 << 20, stream=4)
+        with Ring(device, piece_bytes=256 << 10) as ring:
+            there = list(to_device(ring, data, place, terms))
+            back = list(to_host(ring, place, into, terms))
+        assert [moved.sum for moved in there] == sums_of(data, 1 << 20)
+        assert there == back
+        assert into == data
 
     # -------------------------------------------------------------- processes
     def test_a_handle_is_bytes(self, device: Device) -> None:
