@@ -23,8 +23,9 @@ $(VENV)/.stamp: $(INPUTS)
 	@.ci/make-venv --python "$(PYTHON)" $(VENV)
 	@touch $@
 
-$(VENV)/.stamp-torch: $(VENV)/.stamp .ci/install-torch constraints-torch.txt
+$(VENV)/.stamp-torch: $(VENV)/.stamp .ci/install-torch .ci/install-ucx constraints-torch.txt
 	@.ci/install-torch $(BIN)/python
+	@.ci/install-ucx $(BIN)/python
 	@touch $@
 
 # The demo and the examples use the weights in this package and nothing else of it.

@@ -30,7 +30,7 @@ __all__ = ["NO_UCX", "PIECE_BYTES", "UcxHolder"]
 NO_UCX = (
     ""
     if importlib.util.find_spec("ucxx")
-    else "ucxx is not installed (extra ucx; .ci/install-ucx)"
+    else "ucxx is not installed (.ci/install-ucx, or the extra ucx)"
 )
 PIECE_BYTES = 16 << 10
 

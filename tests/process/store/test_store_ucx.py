@@ -28,13 +28,11 @@ def apart(stores: Stores, stub: CatalogStub, number: int, **more: Any) -> NodeCa
     return stores.start(link=stub.target, host=stores.separate(number), **more)
 
 
-def pulled(
-    stub: CatalogStub, source: NodeCard, target: NodeCard, card: NodeCard | None = None
-) -> str:
+def pulled(stub: CatalogStub, source: NodeCard, target: NodeCard) -> str:
     """Pull from one to the other; how it went."""
     with StoreClient(source) as one, StoreClient(target) as two:
         gen = one.put(content(NBYTES))
-        via = stub.pull(target, gen, NBYTES, card or source).via
+        via = stub.pull(target, gen, NBYTES, source).via
         assert two.read(gen) == content(NBYTES)
         one.idle(), two.idle()
     return str(via)
@@ -69,8 +67,10 @@ def test_a_holder_that_no_longer_has_ucx_is_read_over_tcp(
 ) -> None:
     source, target = apart(stores, stub, 0), apart(stores, stub, 1, ucx="on")
     assert source.ucx == ()
-    promised = msgspec.structs.replace(source, ucx=("cma", "tcp"))
-    assert pulled(stub, source, target, promised) == "tcp"
+    link = stub.link(source.node)  # the catalog still believes in its lanes
+    promised = msgspec.structs.replace(link.hello.card, ucx=("cma", "tcp"))
+    link.hello = msgspec.structs.replace(link.hello, card=promised)
+    assert pulled(stub, source, target) == "tcp"
     log = (stores.folder(target) / LOG_NAME).read_text()
     assert "UCX is not used" in log
 
