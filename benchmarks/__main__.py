@@ -25,6 +25,7 @@ BARS: dict[str, int] = {
     "materialise": 180,
     "put": 240,
     "pull": 300,
+    "ucx": 180,
     "replicate": 120,
     "staging": 90,
     "many_tensors": 120,

@@ -55,6 +55,8 @@ _DEPTH: Final = 2
 _FEWEST_LANES: Final = 2
 _MOST_LANES: Final = 4
 _RESERVE_S: Final = 60.0
+#: One line fills the memory bus while another's chunk is verified; each costs 20 ms to open.
+_UCX_LANES: Final = 2
 
 
 # ------------------------------------------------------------------ lanes
@@ -304,7 +306,8 @@ class PullRun:
             return
         side.todo.put(chunk)
         with self._lock:
-            needed = len(side.lanes) < self._lanes_each
+            most = _UCX_LANES if side.scheme == "ucx" else self._lanes_each
+            needed = len(side.lanes) < min(most, self._lanes_each)
             idle = any(not lane.owes for lane in side.lanes)
             if not needed or (idle and side.todo.qsize() <= 1):
                 return
