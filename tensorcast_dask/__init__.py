@@ -16,8 +16,13 @@ if TYPE_CHECKING:
     from tensorcast_dask.api.core import Operation as Operation
     from tensorcast_dask.api.functions import artifact as artifact
     from tensorcast_dask.api.functions import latest as latest
+    from tensorcast_dask.api.functions import plan as plan
     from tensorcast_dask.api.functions import put as put
     from tensorcast_dask.api.functions import register as register
+    from tensorcast_dask.api.plan_runs import PlanResult as PlanResult
+    from tensorcast_dask.api.plan_runs import PlanRun as PlanRun
+    from tensorcast_dask.api.plans import Plan as Plan
+    from tensorcast_dask.api.plans import context as context
     from tensorcast_dask.api.session import Session as Session
     from tensorcast_dask.api.worker import Worker as Worker
     from tensorcast_dask.exceptions import TensorCastError as TensorCastError
@@ -29,12 +34,17 @@ _HOMES = {
     "Artifact": "tensorcast_dask.api.artifact",
     "LocalCluster": "tensorcast_dask.api.cluster",
     "Operation": "tensorcast_dask.api.core",
+    "Plan": "tensorcast_dask.api.plans",
+    "PlanResult": "tensorcast_dask.api.plan_runs",
+    "PlanRun": "tensorcast_dask.api.plan_runs",
     "Session": "tensorcast_dask.api.session",
     "TensorCastError": "tensorcast_dask.exceptions",
     "Worker": "tensorcast_dask.api.worker",
     "artifact": "tensorcast_dask.api.functions",
     "connect": "tensorcast_dask.api.connecting",
+    "context": "tensorcast_dask.api.plans",
     "latest": "tensorcast_dask.api.functions",
+    "plan": "tensorcast_dask.api.functions",
     "put": "tensorcast_dask.api.functions",
     "register": "tensorcast_dask.api.functions",
     "s_": "tensorcast_dask.tensors.views",
@@ -44,12 +54,17 @@ __all__ = [
     "Artifact",
     "LocalCluster",
     "Operation",
+    "Plan",
+    "PlanResult",
+    "PlanRun",
     "Session",
     "TensorCastError",
     "Worker",
     "artifact",
     "connect",
+    "context",
     "latest",
+    "plan",
     "put",
     "register",
     "s_",

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from tensorcast_dask.api.deadlines import Deadline
     from tensorcast_dask.tensors.ids import HostId, SessionId
 
-__all__ = ["CatalogLink"]
+__all__ = ["READS", "CatalogLink"]
 
 _LOG = logging.getLogger(__name__)
 _RETRY_S: Final = 0.2
@@ -295,7 +295,7 @@ class CatalogLink:
 
 def _away(name: str) -> TensorCastError:
     """Give what a caller is told when the scheduler went away before it answered."""
-    if name in _READS:
+    if name in READS:
         return CatalogUnavailable(
             f"the scheduler does not answer ({name}); is it running?"
         )
@@ -306,7 +306,7 @@ def _away(name: str) -> TensorCastError:
 
 
 #: Requests that change nothing: when the scheduler goes away nothing is in doubt.
-_READS: Final = frozenset(
+READS: Final = frozenset(
     {
         "Resolve",
         "Describe",
@@ -317,5 +317,6 @@ _READS: Final = frozenset(
         "Query",
         "OperationAsked",
         "CatalogStateAsked",
+        "PlanAsked",
     }
 )

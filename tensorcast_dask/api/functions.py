@@ -9,7 +9,7 @@ from typing import Any
 
 from tensorcast_dask.api.current import current_session
 
-__all__ = ["artifact", "latest", "put", "register"]
+__all__ = ["artifact", "latest", "plan", "put", "register"]
 
 
 def put(tensors: Any, id: str, **options: Any) -> Any:  # noqa: A002 - the field's word
@@ -30,3 +30,8 @@ def artifact(id: str, **options: Any) -> Any:  # noqa: A002
 def latest(id: str, **options: Any) -> Any:  # noqa: A002
     """See `Session.latest`."""
     return current_session().latest(id, **options)
+
+
+def plan(context: Any = None) -> Any:
+    """See `Session.plan`."""
+    return current_session().plan(context)

@@ -20,6 +20,7 @@ from tensorcast_dask.api.finding import Finding
 from tensorcast_dask.api.looking import Looking
 from tensorcast_dask.api.making import Making
 from tensorcast_dask.api.placing import Placing
+from tensorcast_dask.api.planning import Planning
 from tensorcast_dask.api.reading import Reading
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ __all__ = ["Session"]
 
 
 @whole
-class Session(Making, Finding, Reading, Placing, Looking):
+class Session(Making, Finding, Reading, Placing, Planning, Looking):
     """A program's connection to the tensor service of one Dask cluster.
 
     Made by `tensorcast_dask.connect`. A context manager, synchronous or asynchronous.

@@ -9,13 +9,17 @@ Tried with distributed 2026.7 and 2026.8; `tests/cluster/test_dask_private.py` h
   every worker that registers and every nanny that starts.
 * `scheduler.retire_workers`, and the handler of that name: replaced on the instance.
 * `scheduler.security`: Dask's certificates.
+* `scheduler.unrunnable`: tasks that no worker may run, with the time since when;
+  `TaskState.annotations` and `worker_restrictions` of them; `set_restrictions`, and
+  `transitions` from `no-worker` to `processing`, by which they go on.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Any, Final
+import time
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tensorcast_dask.dataplane import auth
 
@@ -29,10 +33,15 @@ if TYPE_CHECKING:
 
 __all__ = [
     "EXTENSION",
+    "NODE",
+    "Stuck",
     "add_handler",
+    "is_under_way",
     "link_tls",
     "replace_retire",
+    "send_to",
     "ship",
+    "stuck_tasks",
     "tell_workers",
     "tls_files",
 ]
@@ -40,6 +49,46 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 EXTENSION: Final = "tensorcast"
+
+
+#: Annotation of a task that names its node.
+NODE: Final = "tensorcast-node"
+
+
+class Stuck(NamedTuple):
+    """A task that waits for a worker of its node."""
+
+    key: str
+    node: str
+    workers: frozenset[str]
+    waited_s: float
+
+
+def stuck_tasks(scheduler: Scheduler) -> list[Stuck]:
+    """Give the tasks with a node of ours that no worker may run."""
+    now_s = time.monotonic()
+    return [
+        Stuck(
+            str(ts.key),
+            str(ts.annotations[NODE]),
+            frozenset(ts.worker_restrictions or ()),
+            now_s - since_s,
+        )
+        for ts, since_s in scheduler.unrunnable.items()
+        if ts.annotations and NODE in ts.annotations
+    ]
+
+
+def send_to(scheduler: Scheduler, key: str, workers: list[str] | None) -> None:
+    """Have a stuck task run at one of these workers, or (None) anywhere."""
+    scheduler.set_restrictions({key: workers})
+    scheduler.transitions({key: "processing"}, stimulus_id=f"tensorcast-{time.time()}")  # noqa: TID251 - a label
+
+
+def is_under_way(scheduler: Scheduler, key: str) -> bool:
+    """Say whether a task is still to end."""
+    task = scheduler.tasks.get(key)
+    return task is not None and task.state not in {"memory", "erred", "forgotten"}
 
 
 def add_handler(scheduler: Scheduler, op: str, handler: Callable[..., Any]) -> None:

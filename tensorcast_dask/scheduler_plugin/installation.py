@@ -38,6 +38,7 @@ from tensorcast_dask.scheduler_plugin.folder import (
     write_link,
 )
 from tensorcast_dask.scheduler_plugin.journal import Journal
+from tensorcast_dask.scheduler_plugin.plan_watch import PlanWatch
 from tensorcast_dask.scheduler_plugin.retiring import Retiring
 from tensorcast_dask.scheduler_plugin.service import CatalogService
 from tensorcast_dask.scheduler_plugin.sessions import SESSION_OP, Comm
@@ -156,6 +157,7 @@ class Installation:
         self._renaming: asyncio.Task[None] | None = None
         self._renamed = ""
         self.retiring = Retiring(self)
+        self._watch = PlanWatch(scheduler, lambda: self.service)
 
     # ------------------------------------------------------------------ start
     async def start(self) -> None:
@@ -192,6 +194,7 @@ class Installation:
         dask_private.add_handler(scheduler, LISTED_OP, self.wait_until_listed)
         dask_private.replace_retire(scheduler, self.retiring.wrap)
         await self._offer(about)
+        self._watch.start()
 
     async def _serve(self, settings: Settings, folder: Path) -> None:
         """Make the catalog."""
@@ -465,6 +468,7 @@ class Installation:
     async def close(self) -> None:
         """Close the catalog."""
         self._closed = True
+        self._watch.stop()
         if self.service is None or self.settings is None:
             return
         temporary = self.settings.journal in {"temporary", ":memory:"}

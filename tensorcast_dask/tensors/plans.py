@@ -38,7 +38,7 @@ from tensorcast_dask.tensors.messages import (
 from tensorcast_dask.tensors.views import View
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
 __all__ = [
     "MAX_PAYLOAD_BYTES",
@@ -50,7 +50,9 @@ __all__ = [
     "PlanSpec",
     "Step",
     "StepRef",
-    "check_step_name",
+    "check_step",
+    "report_key",
+    "task_key",
 ]
 
 FORMAT: Final = 1
@@ -280,8 +282,7 @@ class PlanSpec(_Value, frozen=True, kw_only=True):
             raise InvalidArgument(message)
         before: dict[str, Step] = {}
         for step in self.steps:
-            check_step_name(step.name, before)
-            _check_step(step, before)
+            check_step(step, before)
             before[step.name] = step
         return self
 
@@ -308,14 +309,17 @@ class PlanSpec(_Value, frozen=True, kw_only=True):
         return ""
 
 
-def check_step_name(name: str, taken: Iterable[str] = ()) -> str:
-    """Return a step's name when it is legal and free.
+def task_key(name: str, key: str, run: str) -> str:
+    """Name the Dask task of a step: the step first, so that people see what it is."""
+    return f"{name}-{key}-{run}"
 
-    Raises
-    ------
-    InvalidArgument
-        When it is not.
-    """
+
+def report_key(key: str, run: str) -> str:
+    """Name the Dask task that ends a run."""
+    return task_key("report", key, run)
+
+
+def _check_name(name: str, taken: Iterable[str]) -> None:
     try:
         check_name(name, what="the name of a step")
     except InvalidName as error:
@@ -323,7 +327,6 @@ def check_step_name(name: str, taken: Iterable[str] = ()) -> str:
     if name in taken:
         message = f"two steps are called {name!r}; give one another name"
         raise InvalidArgument(message)
-    return name
 
 
 #: Kinds that act on an artifact.
@@ -374,7 +377,15 @@ _NEEDED: Final[dict[Kind, tuple[str, ...]]] = {
 }
 
 
-def _check_step(step: Step, before: dict[str, Step]) -> None:
+def check_step(step: Step, before: Mapping[str, Step]) -> None:
+    """Check a step that comes after some others.
+
+    Raises
+    ------
+    InvalidArgument
+        When it cannot; the message names it.
+    """
+    _check_name(step.name, before)
     where = f"step {step.name!r} ({step.kind})"
     for name in step.needs:
         if name not in before:
@@ -410,7 +421,7 @@ def _check_target(step: Step, where: str) -> None:
             raise InvalidArgument(message) from error
 
 
-def _check_options(step: Step, where: str, before: dict[str, Step]) -> None:
+def _check_options(step: Step, where: str, before: Mapping[str, Step]) -> None:
     known = _OPTIONS[step.kind]
     for name, value in step.options.items():
         kinds = known.get(name)

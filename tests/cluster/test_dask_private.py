@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 
 import psutil
 import pytest
+from dask.base import annotate
 from distributed import Client, Nanny, Scheduler, Worker
 from distributed.spill import SpillBuffer
 
@@ -235,3 +236,24 @@ async def test_the_signal_handler_of_the_command_line_is_known_by_its_module() -
     os.kill(os.getpid(), signal.SIGINT)
     await task
     assert not of_worker.waits_for_signals()
+
+
+@on_loop
+async def test_a_task_that_no_worker_may_run_is_found_and_sent_on() -> None:
+    async with (
+        a_worker() as (scheduler, worker),
+        Client(scheduler.address, asynchronous=True) as client,
+    ):
+        with annotate(**{of_scheduler.NODE: "n1"}):
+            future = client.submit(int, "3", workers=["tcp://127.0.0.1:9"], key="it")
+
+        await eventually_async(lambda: of_scheduler.stuck_tasks(scheduler), within_s=30)
+        ((key, node, workers, waited_s),) = of_scheduler.stuck_tasks(scheduler)
+        assert (key, node, workers) == ("it", "n1", frozenset({"tcp://127.0.0.1:9"}))
+        assert waited_s >= 0
+        assert of_scheduler.is_under_way(scheduler, "it")
+        of_scheduler.send_to(scheduler, "it", [worker.address])
+        assert await future == 3
+        assert not of_scheduler.is_under_way(scheduler, "it")
+        assert not of_scheduler.is_under_way(scheduler, "unknown")
+        assert of_scheduler.stuck_tasks(scheduler) == []

@@ -5,18 +5,23 @@ from __future__ import annotations
 import ctypes
 import os
 import time
+from pathlib import Path
 from typing import Any
 
 import psutil
 from distributed import Scheduler, Worker, get_worker
+
+from tests.kit.eventually import eventually
 
 __all__ = [
     "hold_mapped",
     "keep_the_gil",
     "keep_the_gil_until",
     "memory_state",
+    "note",
     "remove_all_workers",
     "spin",
+    "wait_for",
 ]
 
 
@@ -70,3 +75,16 @@ def memory_state(dask_worker: Worker) -> tuple[str, int, int, int]:
     spilled = getattr(manager.data, "spilled_total", None)
     on_disk = 0 if spilled is None else int(spilled.disk)
     return dask_worker.status.name, os.getpid(), on_disk, manager.memory_limit or 0
+
+
+def note(path: str, word: str) -> str:
+    """Add a word to a file."""
+    with Path(path).open("a") as file:
+        file.write(f"{word}\n")
+    return word
+
+
+def wait_for(path: str) -> str:
+    """Wait until a file is there."""
+    eventually(Path(path).exists, within_s=60, what=path)
+    return path

@@ -59,7 +59,7 @@ from tensorcast_dask.tensors.messages import (
     StepState,
     StepStatus,
 )
-from tensorcast_dask.tensors.plans import PlanSpec, Step
+from tensorcast_dask.tensors.plans import PlanSpec, Step, report_key
 
 __all__ = ["POLL_S", "UNDO_S", "Plans"]
 
@@ -92,7 +92,7 @@ class Plans:
     def running(self) -> tuple[tuple[str, int, str], ...]:
         """Key, number and Dask task of every run that is under way."""
         return tuple(
-            (one.key, one.run, one.report)
+            (one.key, one.run, one.report or report_key(one.key, f"{one.run:x}"))
             for one in self._runs.values()
             if one.status is RunStatus.RUNNING
         )
@@ -170,7 +170,7 @@ class Plans:
         run.run = self._names.numbers.mint()
         run.status, run.fault, run.stopping = RunStatus.RUNNING, None, None
         run.until_s, run.poll = until_s, ask.poll
-        run.report = ask.report or run.report
+        run.report = ask.report
         self._outbox.persist(row_of(run, now_s=self._outbox.now_s))
         self._note(run, "resume: run {}", run.run)
         self._appoint(run)
