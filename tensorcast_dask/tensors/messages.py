@@ -1340,7 +1340,7 @@ class ResumePlan(Message, frozen=True, kw_only=True):
 
 
 class EndPlan(Message, frozen=True, kw_only=True):
-    """A run is over, or (`cancel`) is to be. Answer: `PlanState`."""
+    """A run is over, or (`cancel`, with `run` 0 whichever runs) is to be. Answer: `PlanState`."""
 
     rid: RequestId
     key: str

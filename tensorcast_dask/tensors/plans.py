@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 __all__ = [
     "MAX_PAYLOAD_BYTES",
     "MAX_STEPS",
+    "MAX_VALUES_BYTES",
     "MAX_VALUE_BYTES",
     "ArtifactRef",
     "Kind",
@@ -61,6 +62,8 @@ MAX_STEPS: Final = 10_000
 MAX_PAYLOAD_BYTES: Final = 8 << 20
 #: What one function may return; what is larger belongs in an artifact.
 MAX_VALUE_BYTES: Final = 1 << 20
+#: What all functions of one plan may return together.
+MAX_VALUES_BYTES: Final = 64 << 20
 _MAX_RETRIES: Final = 100
 _MAX_JSON_BYTES: Final = 64 << 20
 

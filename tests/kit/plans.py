@@ -177,7 +177,7 @@ class Runner:
 
     def resume(self) -> m.PlanState:
         ask = m.ResumePlan(
-            rid=self.program.rid(), key=self.key, run=self.run, deadline_s=60.0
+            rid=self.program.rid(), key=self.key, run=self.run, deadline_s=1e6
         )
         state = self.program.call(ask, m.PlanState)
         self.run = state.run

@@ -22,6 +22,7 @@ from typing import Final
 from tensorcast_dask.exceptions import (
     CatalogUnavailable,
     DeadlineExceeded,
+    InvalidArgument,
     Mismatch,
     NotFound,
     PlanFailed,
@@ -59,7 +60,12 @@ from tensorcast_dask.tensors.messages import (
     StepState,
     StepStatus,
 )
-from tensorcast_dask.tensors.plans import PlanSpec, Step, report_key
+from tensorcast_dask.tensors.plans import (
+    MAX_VALUES_BYTES,
+    PlanSpec,
+    Step,
+    report_key,
+)
 
 __all__ = ["POLL_S", "UNDO_S", "Plans"]
 
@@ -179,7 +185,8 @@ class Plans:
     def end(self, caller: Caller, ask: EndPlan) -> None:
         """Take the word that a run is over, or stop it."""
         run = self._found(ask.key)
-        if run.status is not RunStatus.RUNNING or (run.run != ask.run and ask.run):
+        other = run.run != ask.run and not (ask.cancel and not ask.run)
+        if run.status is not RunStatus.RUNNING or other:
             self._tell(caller, run)
             return
         if ask.cancel:
@@ -261,8 +268,21 @@ class Plans:
         known = run.outcomes.get(step.name)
         if known is None:
             self._writes()
-            known = self._record(run, step, ask.outcome)
+            known = self._record(run, step, self._within(run, step, ask.outcome))
         self._say(caller, known, after=self._outbox.here if step.once else 0)
+
+    @staticmethod
+    def _within(run: Run, step: Step, outcome: StepOutcome) -> StepOutcome:
+        """Keep values within what a plan may hold in the catalog."""
+        held = sum(len(one.value) for one in run.outcomes.values())
+        if held + len(outcome.value) <= MAX_VALUES_BYTES:
+            return outcome
+        message = (
+            f"the values of plan {run.key!r} take more than {MAX_VALUES_BYTES} bytes with "
+            f"that of {step.name!r}; put what is large as artifacts"
+        )
+        fault = Fault.of(InvalidArgument(message))
+        return StepOutcome(status=StepStatus.FAILED, fault=fault, node=outcome.node)
 
     def _record(self, run: Run, step: Step, outcome: StepOutcome) -> StepOutcome:
         run.outcomes[step.name] = outcome
@@ -324,8 +344,9 @@ class Plans:
         if run.timer is not None:
             run.timer.cancel()
         self._effects.stop(run)
-        if status is RunStatus.DONE:
+        if status is RunStatus.DONE:  # it is never run again
             self._effects.forget(run)
+            run.payloads = {}
         self._outbox.persist(row_of(run, now_s=self._outbox.now_s))
         self._note(run, "report: {}", str(status))
         self._outbox.emit("plan_ended", plan=run.key, status=str(status))

@@ -116,6 +116,28 @@ def test_the_first_outcome_of_a_step_counts() -> None:
     assert r.begin("a").outcome == first
 
 
+def test_values_of_a_plan_are_bounded_together() -> None:
+    _, _, r = scene()
+    names = [f"s{at}" for at in range(65)]
+    r.open(chain(*names))
+    kept = [r.ended(name, value=bytes(1 << 20)).status for name in names]
+    assert kept == [StepStatus.DONE] * 64 + [StepStatus.FAILED]
+    state = r.end()
+    assert state.fault is not None
+    assert state.fault.data["kind"] == "InvalidArgument"
+
+
+def test_functions_are_kept_for_as_long_as_the_plan_can_be_resumed() -> None:
+    _, _, r = scene()
+    r.open(chain("a"), payloads={"a": b"f"})
+    r.ended("a", StepStatus.FAILED, fault=FAULT)
+    r.end()
+    assert r.resume().payloads == {"a": b"f"}
+    r.ended("a")
+    r.end()
+    assert r.look(whole=True).payloads == {}
+
+
 def test_a_failed_step_skips_what_needs_it_and_leaves_the_rest_alone() -> None:
     _, _, r = scene()
     spec = PlanSpec(
