@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tensorcast_dask.exceptions import AbsentError, InvalidArgument, Mismatch, NotFound
@@ -39,8 +41,6 @@ from tensorcast_dask.tensors.messages import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from tensorcast_dask.api.core import Core, Operation
     from tensorcast_dask.api.deadlines import Deadline
     from tensorcast_dask.tensors.specs import Index
@@ -92,13 +92,15 @@ def warn_of_shortfall(info: ArtifactInfo) -> None:
         )
 
 
-def check_labels(labels: Mapping[str, str] | None) -> dict[str, str]:
+def check_labels(labels: object) -> dict[str, str]:
     """Return labels as plain text to text."""
+    if labels is not None and not isinstance(labels, Mapping):
+        message = f"labels must map text to text, not be {type(labels).__name__}"
+        raise InvalidArgument(message)
     checked = dict(labels or {})
     for key, value in checked.items():
         check_name(key, what="label")
-        text: object = value
-        if not isinstance(text, str):
+        if not isinstance(value, str):
             message = f"label {key!r} must be text, not {type(value).__name__}"
             raise InvalidArgument(message)
     return checked
@@ -201,7 +203,7 @@ async def pin(
     request = Pin(
         rid=core.link.next_rid(),
         generation=Generation(generation),
-        ttl_s=float(ttl_s),
+        ttl_s=math.inf if ttl_s > sys.float_info.max else float(ttl_s),
         node=NodeId(node),
     )
     return await core.ask(request, Pinned, limit)
@@ -271,9 +273,10 @@ async def query(core: Core, sql: object, *, rows: int, limit: Deadline) -> Rows:
     if math.isnan(rows) or rows < 1:
         message = f"limit must be at least 1, not {rows}"
         raise InvalidArgument(message)
-    return await core.ask(
-        Query(rid=core.link.next_rid(), sql=sql, limit=rows), Rows, limit
+    request = Query(
+        rid=core.link.next_rid(), sql=sql, limit=rows, deadline_s=limit.left_s()
     )
+    return await core.ask(request, Rows, limit)
 
 
 def find_node(all_nodes: Nodes, wanted: str) -> NodeId:

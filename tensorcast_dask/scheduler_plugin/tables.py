@@ -8,12 +8,15 @@ Rules:
    catalog that nobody asks pays one append a batch.
 3. A question is one SELECT, run in a read-only transaction in a database that can reach no
    file, no network, no extension and no Python object, whose settings are locked. It ends
-   at its row limit or its time.
+   at its row limit or its time: the setting's, or the asker's where that is less, so that
+   nobody's question outlives the wish for its answer and holds up the others.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
@@ -49,6 +52,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Tables"]
 
+log = logging.getLogger(__name__)
+
 _R = TypeVar("_R", bound=msgspec.Struct)
 
 Cell: TypeAlias = Fact | bytes
@@ -58,6 +63,7 @@ _EVENTS: Final = 10_000
 _CLOSING: Final = "the catalog is closing; ask its successor"
 _CLOSE_TURNS: Final = 50
 _CLOSE_TURN_S: Final = 0.02
+_AGAIN_S: Final = 0.05
 _MAX_INT: Final = 1 << 63
 _CONFIG: Final[dict[str, str | bool | int | float | list[str]]] = {
     "threads": 1,
@@ -82,7 +88,7 @@ class Tables:
         self._timeout_s = timeout_s
         self._rows: deque[tuple[Row, ...]] = deque()
         self._events: deque[Emit] = deque(maxlen=_EVENTS)
-        self._asked: deque[tuple[RunQuery, Done] | None] = deque()
+        self._asked: deque[tuple[RunQuery, Done, float] | None] = deque()
         self._wake = threading.Semaphore(0)
         self._lock = threading.Lock()
         self._closed = False
@@ -106,7 +112,7 @@ class Tables:
                         target=self._serve, name="tensorcast-sql", daemon=True
                     )
                     self._thread.start()
-                self._asked.append((query, done))
+                self._asked.append((query, done, time.monotonic()))
                 self._wake.release()
                 return
         done(Fault.of(CatalogUnavailable(_CLOSING)))
@@ -122,11 +128,13 @@ class Tables:
         self._wake.release()
         # Again and again: an interrupt that comes before its SELECT has begun is lost.
         for _ in range(_CLOSE_TURNS):
+            # To its very end: a database that is being closed while the process exits aborts it.
             thread.join(_CLOSE_TURN_S)
             running = self._running
-            if not thread.is_alive() or running is None:
+            if not thread.is_alive():
                 return
-            running.interrupt()
+            if running is not None:
+                running.interrupt()
 
     # ------------------------------------------------------------ the thread
     def _serve(self) -> None:
@@ -138,25 +146,30 @@ class Tables:
             if job is None:
                 self._running = None
                 return
-            query, done = job
+            query, done, asked_s = job
             try:
-                answer: Rows | Fault = self._answer(mirror, query)
+                answer: Rows | Fault = self._answer(mirror, query, asked_s)
             except TensorCastError as error:
                 answer = Fault.of(error)
             except duckdb.Error as error:
-                answer = Fault.of(self._refusal(error))
+                answer = Fault.of(self._refusal(error, query))
+            except (
+                Exception
+            ) as error:  # the thread serves everybody: it outlives any question
+                log.exception("a SELECT failed")
+                answer = Fault.of(_cannot(error))
             done(answer)
 
-    def _refusal(self, error: duckdb.Error) -> TensorCastError:
-        text = str(error).partition("\n")[0][:300]
+    def _refusal(self, error: duckdb.Error, query: RunQuery) -> TensorCastError:
         if isinstance(error, duckdb.InterruptException):
             if self._closed:
                 return CatalogUnavailable(_CLOSING)
-            message = f"the SELECT did not end within {self._timeout_s} s; ask for less"
+            within_s = min(self._timeout_s, query.within_s)
+            message = f"the SELECT did not end within {within_s:.3g} s; ask for less"
             return DeadlineExceeded(message)
-        return InvalidArgument(f"this SELECT cannot be run: {text}")
+        return _cannot(error)
 
-    def _answer(self, mirror: _Mirror, query: RunQuery) -> Rows:
+    def _answer(self, mirror: _Mirror, query: RunQuery, asked_s: float) -> Rows:
         _check_select(query.sql)
         while self._rows:
             mirror.take(self._rows.popleft())
@@ -164,13 +177,41 @@ class Tables:
         mirror.show(query.snapshot, list(self._events))
         if self._closed:
             raise CatalogUnavailable(_CLOSING)
-        timer = threading.Timer(self._timeout_s, mirror.connection.interrupt)
-        timer.daemon = True
-        timer.start()
+        if self._left_s(query, asked_s) <= 0:
+            message = "others' SELECTs took all the time that this one had; ask again"
+            raise DeadlineExceeded(message)
+        over = threading.Event()
+        watch = threading.Thread(
+            target=self._interrupt,
+            args=(mirror.connection, self._left_s(query, asked_s), over),
+            name="tensorcast-sql-watch",
+            daemon=True,
+        )
+        watch.start()
         try:
             return mirror.select(query.sql, query.limit)
         finally:
-            timer.cancel()
+            over.set()
+            watch.join()
+
+    def _left_s(self, query: RunQuery, asked_s: float) -> float:
+        """How long it may still run; its asker's time also passes while it waits for its turn."""
+        left_s = asked_s + query.within_s - time.monotonic()
+        return min(self._timeout_s, left_s)
+
+    @staticmethod
+    def _interrupt(
+        running: duckdb.DuckDBPyConnection, after_s: float, over: threading.Event
+    ) -> None:
+        """Stop a SELECT that is not over by then; again and again, since one may be missed."""
+        while not over.wait(after_s):
+            running.interrupt()
+            after_s = _AGAIN_S
+
+
+def _cannot(error: Exception) -> TensorCastError:
+    text = str(error).partition("\n")[0][:300]
+    return InvalidArgument(f"this SELECT cannot be run: {text}")
 
 
 def _check_select(sql: str) -> None:
@@ -187,6 +228,9 @@ class _Mirror:
         self.connection = duckdb.connect(":memory:", config=_CONFIG)
         for statement in SCHEMA:
             self.connection.execute(statement)
+        # It computes constants while it plans, where neither an interrupt nor the memory limit
+        # reaches: unnest(range(100000000)) took 9 GB of the scheduler and half a minute there.
+        self.connection.execute("SET disabled_optimizers = 'expression_rewriter'")
         self.connection.execute("SET enable_external_access = false")
         self.connection.execute("SET lock_configuration = true")
         #: Newest blob of every changed row that is not in the tables yet.

@@ -1167,6 +1167,7 @@ class Query(Message, frozen=True, kw_only=True):
     rid: RequestId
     sql: str
     limit: int = 10_000
+    deadline_s: float = 600.0
 
 
 class Rows(Wire, frozen=True, kw_only=True):

@@ -27,6 +27,7 @@ Rules:
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import msgspec
@@ -342,6 +343,8 @@ class RunQuery(_Value, frozen=True, kw_only=True):
     sql: str
     limit: int
     snapshot: Snapshot
+    #: Seconds after which nobody waits for the answer any more.
+    within_s: float = math.inf
 
 
 Instruction: TypeAlias = (

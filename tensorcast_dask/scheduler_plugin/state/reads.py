@@ -9,6 +9,8 @@ Rules:
 
 from __future__ import annotations
 
+from typing import Final
+
 from tensorcast_dask.exceptions import CatalogUnavailable, NotFound, TensorCastError
 from tensorcast_dask.scheduler_plugin.state.checks import check_count, check_labels
 from tensorcast_dask.scheduler_plugin.state.creations import Creations
@@ -47,6 +49,9 @@ from tensorcast_dask.tensors.messages import (
 )
 
 __all__ = ["Reads"]
+
+#: A caller waits so much longer for what its deadline has ended.
+_ANSWER_S: Final = 1.0
 
 
 class Reads:
@@ -223,6 +228,7 @@ class Reads:
             rid=caller.rid,
             sql=ask.sql,
             limit=min(ask.limit, 1_000_000),
+            within_s=ask.deadline_s + _ANSWER_S,
             snapshot=Snapshot(
                 nodes=self._nodes.facts(),
                 operations=self._operations.facts(),

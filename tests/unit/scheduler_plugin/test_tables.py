@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import contextlib
+import resource
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -28,13 +30,18 @@ class Scene:
     tables: Tables
     told: int = 0
 
-    def sql(self, sql: str, limit: int = 1000) -> list[tuple[object, ...]]:
-        return [*self.rows(sql, limit).rows]
+    def sql(
+        self, sql: str, limit: int = 1000, *, deadline_s: float = 600.0
+    ) -> list[tuple[object, ...]]:
+        return [*self.rows(sql, limit, deadline_s=deadline_s).rows]
 
-    def rows(self, sql: str, limit: int = 1000) -> m.Rows:
+    def rows(self, sql: str, limit: int = 1000, *, deadline_s: float = 600.0) -> m.Rows:
         self.tables.absorb(tuple(self.desk.rows[self.told :]))
         self.told = len(self.desk.rows)
-        self.program.ask(m.Query(rid=self.program.rid(), sql=sql, limit=limit))
+        query = m.Query(
+            rid=self.program.rid(), sql=sql, limit=limit, deadline_s=deadline_s
+        )
+        self.program.ask(query)
         self.desk.flush()
         return run(self.tables, self.desk, len(self.desk.queries) - 1)
 
@@ -205,6 +212,77 @@ def test_a_question_that_takes_too_long_is_ended_and_the_next_one_answered(
         scene.sql(LONG)
     assert scene.sql("SELECT count(*) FROM nodes") == [(2,)]
     scene.tables.close()
+
+
+def test_a_question_ends_when_nobody_waits_for_its_answer_any_more(
+    scene: Scene,
+) -> None:
+    with pytest.raises(DeadlineExceeded, match="within 1"):
+        scene.sql(LONG, deadline_s=0.25)
+    assert scene.sql("SELECT count(*) FROM nodes") == [(2,)]
+
+
+def test_a_question_whose_time_went_by_while_others_were_answered_is_not_begun(
+    scene: Scene,
+) -> None:
+    answers, done = list[m.Rows | m.Fault](), threading.Semaphore(0)
+
+    def tell(answer: m.Rows | m.Fault) -> None:
+        answers.append(answer)
+        done.release()
+
+    for _ in range(4):  # one's time is over when the first one's is
+        scene.program.ask(m.Query(rid=scene.program.rid(), sql=LONG, deadline_s=0.0))
+    scene.desk.flush()
+    for query in scene.desk.queries:
+        scene.tables.run(query, done=tell)
+    for _ in range(4):
+        assert done.acquire(timeout=20)
+    assert [a.kind for a in answers if isinstance(a, m.Fault)] == [
+        "DeadlineExceeded"
+    ] * 4
+    assert "others" in str(answers[-1])
+    assert scene.sql("SELECT count(*) FROM nodes") == [(2,)]
+
+
+@pytest.mark.parametrize("sql", ["SELECT '\ud800'", "SELECT 1\0", "SELECT '\0'"])
+def test_text_that_the_database_cannot_take_ends_that_question_alone(
+    scene: Scene, sql: str
+) -> None:
+    with contextlib.suppress(InvalidArgument):
+        scene.sql(sql)
+    assert scene.sql("SELECT count(*) FROM nodes") == [(2,)]
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT unnest(range(100000000))",
+        "SELECT count(*) FROM (SELECT unnest(range(100000000)))",
+        "SELECT repeat('x', 1000000000)",
+        "SELECT list(range) FROM range(100000000)",
+    ],
+)
+def test_a_question_that_makes_much_of_little_stays_within_its_limits(
+    scene: Scene, sql: str
+) -> None:
+    scene.tables = Tables(timeout_s=2.0)
+    scene.told = 0
+    before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with contextlib.suppress(DeadlineExceeded, InvalidArgument):
+        scene.sql(sql)
+    grown_bytes = (
+        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib
+    ) << 10
+    assert grown_bytes < 2 << 30
+    assert scene.sql("SELECT count(*) FROM nodes") == [(2,)]
+    scene.tables.close()
+
+
+def test_when_closing_returns_the_thread_is_gone(scene: Scene) -> None:
+    assert scene.sql("SELECT count(*) FROM nodes") == [(2,)]
+    scene.tables.close()
+    assert "tensorcast-sql" not in {thread.name for thread in threading.enumerate()}
 
 
 def test_closing_ends_what_runs_and_refuses_what_comes(scene: Scene) -> None:
