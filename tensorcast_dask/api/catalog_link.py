@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from tensorcast_dask.exceptions import (
     CatalogUnavailable,
     DeadlineExceeded,
+    InvalidArgument,
     TensorCastError,
     Unknown,
     WrongPeer,
@@ -141,7 +142,7 @@ class CatalogLink:
             raise CatalogUnavailable(message)
         rid: RequestId = request.rid  # type: ignore[attr-defined]
         asked = self._pending.get(rid) or self._ask(rid)
-        asked.name, asked.raw = type(request).__name__, encode(request)
+        asked.name, asked.raw = type(request).__name__, _packed(request)
         try:
             # One that was foreseen is there already, unless the comm is another by now.
             if self._comm is not None and self._comm is not asked.comm:
@@ -291,6 +292,15 @@ class CatalogLink:
             waiting = self._pending.get(answer.rid)
             if waiting is not None and not waiting.future.done():
                 waiting.future.set_result(answer)
+
+
+def _packed(request: Message) -> bytes:
+    """Pack a request, or say which of the caller's values no message can carry."""
+    try:
+        return encode(request)
+    except (OverflowError, TypeError, ValueError, RecursionError) as error:
+        message = f"{type(request).__name__} cannot carry what it was given ({error})"
+        raise InvalidArgument(message) from error
 
 
 def _away(name: str) -> TensorCastError:

@@ -13,7 +13,6 @@ Rules:
 
 from __future__ import annotations
 
-import math
 import time
 from dataclasses import dataclass
 from typing import Final
@@ -90,7 +89,7 @@ def deadline(seconds: float | None, *, default_s: float = DEFAULT_S) -> Deadline
     if isinstance(seconds, bool) or not isinstance(seconds, int | float):
         message = f"deadline must be seconds or None, not {type(seconds).__name__}"
         raise InvalidArgument(message)
-    if math.isnan(seconds) or seconds < 0:
+    if seconds != seconds or seconds < 0:  # noqa: PLR0124 - NaN; an int need not fit a float
         message = (
             f"deadline must be 0 (look once), positive seconds or None, not {seconds}"
         )

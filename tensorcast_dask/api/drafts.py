@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import operator
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Self
 
 from tensorcast_dask.api.deadlines import Deadline, deadline
@@ -43,7 +45,7 @@ if TYPE_CHECKING:
 
     from tensorcast_dask.api.core import Core
 
-from tensorcast_dask.api.names import warn_of_shortfall
+from tensorcast_dask.api.names import check_labels, warn_of_shortfall
 from tensorcast_dask.api.puts import finish, give_back, keep_alive, reserve, take_name
 
 __all__ = ["Draft", "create", "index_of"]
@@ -70,12 +72,20 @@ def index_of(spec: Any) -> Index:
                 if not isinstance(kind, type)
                 else kind.__name__
             )
-            sizes = (shape,) if isinstance(shape, int) else tuple(int(n) for n in shape)
-            specs.append(TensorSpec(name, dtype_named(text), sizes))
+            specs.append(TensorSpec(name, dtype_named(text), _sizes(name, shape)))
         else:
             (source,) = arrays.describe({name: value})
             specs.append(TensorSpec(name, source.dtype, source.shape))
     return Index.of(specs)
+
+
+def _sizes(name: str, shape: Any) -> tuple[int, ...]:
+    try:
+        sizes = shape if isinstance(shape, Iterable) else (shape,)
+        return tuple(map(operator.index, sizes))
+    except TypeError as error:
+        message = f"the shape of {name!r} must be integers, not {shape!r}"
+        raise InvalidArgument(message) from error
 
 
 class Draft:
@@ -231,7 +241,7 @@ async def create(
         inline=True,
         id=ArtifactId(artifact_id),
         version=created.version,
-        labels=dict(labels or {}),
+        labels=check_labels(labels),
     )
     small = index.nbytes <= core.stores.small_bytes
     try:

@@ -157,7 +157,7 @@ class Finding(Calls):
     def alias(
         self,
         name: str,
-        artifact: Artifact | None,
+        artifact: Artifact | str | None,
         *,
         expect: int | None = None,
         deadline: float | None = None,
@@ -168,7 +168,7 @@ class Finding(Calls):
         ----------
         name : str
             The alias.
-        artifact : Artifact or None
+        artifact : Artifact, str or None
             None removes it.
         expect : int, optional
             Alias generation that the caller saw, 0 for "must not exist".
@@ -186,10 +186,13 @@ class Finding(Calls):
             When the alias is at another generation (`error.data["generation"]`).
         """
         limit = self._core.deadline(deadline)
-        generation = 0 if artifact is None else artifact.generation
-        return self._core.call(
-            lambda: names.set_alias(self._core, name, generation, expect, limit)
-        )
+
+        async def work() -> Any:
+            info = None if artifact is None else await self._info(artifact, limit)
+            generation = 0 if info is None else info.generation
+            return await names.set_alias(self._core, name, generation, expect, limit)
+
+        return self._core.call(work)
 
     def destroy(
         self,

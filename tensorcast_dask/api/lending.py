@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tensorcast_dask.api.deadlines import Deadline
     from tensorcast_dask.instance.register import Registration
 
+from tensorcast_dask.api.names import check_labels
 from tensorcast_dask.api.puts import creation, finish, take_name
 
 __all__ = ["register"]
@@ -57,7 +58,7 @@ async def register(
             version=created.version,
             index=index,
             sources=sources,
-            labels=dict(labels or {}),
+            labels=check_labels(labels),
             verify=verify,
         )
         try:

@@ -154,7 +154,7 @@ async def put(
         index, sources = await core.in_thread(arrays.canonical, tensors)
     else:  # describing reads no element; a thread costs more
         index, sources = arrays.canonical(tensors)
-    named = dict(labels or {})
+    named = check_labels(labels)
     patient = deadline(0.0)
     while True:
         with contextlib.ExitStack() as stack:

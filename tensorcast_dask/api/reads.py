@@ -339,7 +339,7 @@ async def view(
         rid=core.link.next_rid(),
         id=ArtifactId(own_id or view_id(base_id, info.generation, resolved)),
         generation=info.generation,
-        view=described.encode(),
+        view=resolved.described().encode(),
         index_digest=resolved.packed()[0].digest(),
         nbytes=resolved.nbytes,
         tensors=len(resolved.tensors),

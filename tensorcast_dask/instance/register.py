@@ -100,6 +100,8 @@ class Registration:
         self._changed = threading.Condition()
         #: Even: at rest. Odd: the owner is inside `mutate`.
         self._stamp = 0
+        #: How many fences are open.
+        self._inside = 0
         self._sums = self._content_sums() if verify else None
 
     @contextlib.contextmanager
@@ -115,16 +117,20 @@ class Registration:
             if self._lender.find(self.record.generation) is not self:
                 message = f"{self.record.id!r} is no longer registered"
                 raise LeaseExpired(message)
-            self._changed.wait_for(lambda: self._stamp % 2 == 0)
-            self._stamp += 1
+            # Fences of one owner overlap and nest: what is at rest begins where the last one ends.
+            self._inside += 1
+            if self._inside == 1:
+                self._stamp += 1
         try:
             yield
         finally:
             with self._changed:
-                if self._sums is not None:
-                    self._sums = self._content_sums()
-                self._stamp += 1
-                self._changed.notify_all()
+                self._inside -= 1
+                if not self._inside:
+                    if self._sums is not None:
+                        self._sums = self._content_sums()
+                    self._stamp += 1
+                    self._changed.notify_all()
 
     def stamp(self) -> int:
         """Give the stamp of the content at rest; waits for the end of a mutation.

@@ -4,9 +4,11 @@ Rules:
 
 1. One comm carries raw messages of `tensors.messages`, one answer for one request, in any
    order. Nothing is batched and nothing waits for a timer.
-2. A comm that sends what is no message is closed, alone; the session may come back.
-3. No exception leaves a handler: Dask would answer it as its own.
-4. The newest comm of a session is the session's; answers never go to an older one.
+2. A request that cannot be read, but says which it is, is answered so, and the session goes on:
+   it would be sent again after a reconnect, and end that comm too, for ever.
+3. A comm that sends what is no message is closed, alone; the session may come back.
+4. No exception leaves a handler: Dask would answer it as its own.
+5. The newest comm of a session is the session's; answers never go to an older one.
 """
 
 from __future__ import annotations
@@ -16,17 +18,18 @@ import contextlib
 import itertools
 import logging
 from collections import deque
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, get_args
 
 from distributed.core import Status
 from msgspec import Raw
 
-from tensorcast_dask.exceptions import WrongPeer
+from tensorcast_dask.exceptions import InvalidArgument, Unimplemented, WrongPeer
 from tensorcast_dask.scheduler_plugin.state.events import (
     Asked,
     SessionLost,
     SessionOpened,
 )
+from tensorcast_dask.tensors.ids import RequestId  # noqa: TC001 - msgspec reads it
 from tensorcast_dask.tensors.messages import (
     Answer,
     Fault,
@@ -40,8 +43,9 @@ from tensorcast_dask.tensors.messages import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tensorcast_dask.exceptions import TensorCastError
     from tensorcast_dask.scheduler_plugin.state.events import Event
-    from tensorcast_dask.tensors.ids import RequestId, SessionId
+    from tensorcast_dask.tensors.ids import SessionId
 
 __all__ = ["SESSION_OP", "Comm", "Sessions", "answer_of"]
 
@@ -57,6 +61,30 @@ def answer_of(rid: RequestId, value: Wire | Fault | None) -> Answer:
     if isinstance(value, Fault):
         return Answer(rid=rid, fault=value)
     return Answer(rid=rid, value=_NOTHING if value is None else Raw(encode(value)))
+
+
+class _Asked(Wire, frozen=True, kw_only=True):
+    """What every request says of itself."""
+
+    op: str
+    rid: RequestId
+
+
+#: Every request that this release knows, by its name on the wire.
+_KNOWN: Final = frozenset(kind.__name__ for kind in get_args(SessionRequest))
+
+
+def _refusal(raw: bytes, error: WrongPeer) -> Answer:
+    """Answer a request that cannot be read; WrongPeer when it is none at all."""
+    asked = decode(raw, _Asked)
+    problem: TensorCastError
+    if asked.op in _KNOWN:
+        message = f"{asked.op} cannot take what it was given: {error.__cause__}"
+        problem = InvalidArgument(message)
+    else:
+        message = f"the scheduler knows no {asked.op}; use one release on all machines"
+        problem = Unimplemented(message)
+    return answer_of(asked.rid, Fault.of(problem))
 
 
 class Comm(Protocol):
@@ -172,7 +200,12 @@ class Sessions:
         while not taken.ended:
             if taken.out:
                 await taken.flush()
-            request: SessionRequest = decode(_bytes(await read()), SessionRequest)  # type: ignore[arg-type]  # a union, decoded as one
+            raw = _bytes(await read())
+            try:
+                request: SessionRequest = decode(raw, SessionRequest)  # type: ignore[arg-type]  # a union, decoded as one
+            except WrongPeer as error:
+                taken.out.append(encode(_refusal(raw, error)))
+                continue
             self._reading = taken
             try:
                 self._tell(

@@ -487,6 +487,10 @@ class ResolvedView(msgspec.Struct, frozen=True):
         """Byte runs of the base segment, one `Runs` for each entry of the packed index."""
         return [tensor.runs() for tensor in self._boxes().values()]
 
+    def described(self) -> View:
+        """Describe it in one step, the same for every view that resolves to this."""
+        return View((tuple(map(_described, self.tensors)),) if self.tensors else ())
+
     def _boxes(self) -> dict[tuple[int, Box], ViewTensor]:
         boxes: dict[tuple[int, Box], ViewTensor] = {}
         for tensor in self.tensors:
@@ -511,6 +515,23 @@ class ResolvedView(msgspec.Struct, frozen=True):
         return index, ResolvedView(
             tuple(_repacked(t, index, at[t.entry, t.box]) for t in self.tensors)
         )
+
+
+def _described(tensor: ViewTensor) -> Cut:
+    """Give the cut of the base tensor that this is."""
+    items: list[Item] = [axis.start for axis in tensor.box]  # picked, unless it is kept
+    for base, stride in zip(tensor.axes, tensor.strides, strict=True):
+        axis = tensor.box[base]
+        if stride < 0:  # read from its last element down to its first, which may be 0
+            after = axis.start - axis.step
+            items[base] = (axis[-1], after if after >= 0 else None, -axis.step)
+        else:
+            items[base] = (axis.start, axis.stop, axis.step)
+    kept = sorted(tensor.axes)
+    order = tuple(map(kept.index, tensor.axes))
+    return Cut(
+        tensor.spec.name, tuple(items), order if order != tuple(sorted(order)) else None
+    )
 
 
 def _repacked(tensor: ViewTensor, index: Index, entry: int) -> ViewTensor:

@@ -6,17 +6,19 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import msgspec
 import pytest
 from distributed import Scheduler
 from distributed.comm.core import connect
 
 from tensorcast_dask.api.catalog_link import CatalogLink
 from tensorcast_dask.api.deadlines import deadline
-from tensorcast_dask.exceptions import Gone
+from tensorcast_dask.exceptions import Gone, InvalidArgument
 from tensorcast_dask.scheduler_plugin.dask_private import add_handler
 from tensorcast_dask.scheduler_plugin.sessions import SESSION_OP, Sessions
 from tensorcast_dask.scheduler_plugin.state.events import Asked, Event, SessionOpened
 from tensorcast_dask.tensors.ids import (
+    ArtifactId,
     ClusterId,
     Epoch,
     Generation,
@@ -27,7 +29,9 @@ from tensorcast_dask.tensors.ids import (
 from tensorcast_dask.tensors.messages import (
     CommitCreated,
     Fault,
+    Nodes,
     NodesAsked,
+    Resolve,
     SessionOpen,
 )
 from tests.kit.loops import on_loop
@@ -119,3 +123,29 @@ async def test_a_foreseen_request_is_sent_over_another_comm_than_what_brought_it
                 await link.call(commit(rid), type(None), deadline(20.0))
         sent = [one for one in catalog.asked if isinstance(one, CommitCreated)]
         assert sent[-1] == commit(rid)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        Resolve(rid=RequestId(""), id=ArtifactId("a"), version=1 << 70),
+        Resolve(rid=RequestId(""), id=ArtifactId("\ud800")),
+        Resolve(rid=RequestId(""), id=object()),  # type: ignore[arg-type]
+        Resolve(rid=RequestId(""), id=3),  # type: ignore[arg-type]
+    ],
+    ids=range(4),
+)
+def test_a_value_that_no_message_can_carry_is_refused_and_the_session_goes_on(
+    request_: Resolve,
+) -> None:
+    @on_loop
+    async def run() -> None:
+        async with linked() as (catalog, link):
+            bad = msgspec.structs.replace(request_, rid=link.next_rid())
+            with pytest.raises(InvalidArgument):
+                await link.call(bad, Nodes, deadline(20.0))
+            good = NodesAsked(rid=link.next_rid())
+            await link.call(good, type(None), deadline(20.0))
+            assert catalog.asked == [good]
+
+    run()

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import msgspec
 import pytest
 from distributed import Scheduler
 from distributed.comm.core import CommClosedError, connect
@@ -120,6 +121,35 @@ def test_what_is_no_message_closes_that_session_alone(said: object) -> None:
             await good.write(encode(Resolve(rid=RequestId("r"), id=ArtifactId("a"))))
             assert decode(await good.read(), Answer).rid == "r"
             await good.close()
+
+    run()
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        ({"op": "Unpin", "rid": "s:9", "generation": 1, "pin": "x"}, "InvalidArgument"),
+        ({"op": "Resolve", "rid": "s:9", "id": 3}, "InvalidArgument"),
+        ({"op": "Resolve", "rid": "s:9"}, "InvalidArgument"),
+        ({"op": "OfALaterRelease", "rid": "s:9", "x": 1}, "Unimplemented"),
+    ],
+)
+def test_a_request_that_cannot_be_read_is_answered_and_the_session_goes_on(
+    said: dict[str, object], kind: str
+) -> None:
+    @on_loop
+    async def run() -> None:
+        async with a_catalog() as (address, held):
+            comm = await opened(address)
+            await comm.write(msgspec.msgpack.encode(said))
+            answer = decode(await comm.read(), Answer)
+            assert answer.rid == "s:9"
+            assert answer.fault is not None
+            assert answer.fault.kind == kind
+            await comm.write(encode(Resolve(rid=RequestId("r"), id=ArtifactId("a"))))
+            assert decode(await comm.read(), Answer).rid == "r"
+            assert not any(isinstance(e, SessionLost) for e in held.told)
+            await comm.close()
 
     run()
 

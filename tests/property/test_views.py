@@ -69,6 +69,7 @@ def test_a_chain_of_views_is_what_numpy_makes_of_it(
     memory, index = stored({"before": np.ones(3), "t": start})
     resolved = view.resolve(index)
     assert View.decode(view.encode()).resolve(index) == resolved
+    assert resolved.described().resolve(index) == resolved
     (tensor,) = resolved.tensors
     assert tensor.spec.shape == expected.shape
     whole = materialise(memory, index, framework="numpy", view=view)

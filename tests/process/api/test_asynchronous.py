@@ -181,6 +181,65 @@ def test_an_empty_artifact_and_odd_shapes_come_back(cast: tc.Session) -> None:
     assert cast.put({}, "empty").tensor_dict(framework="numpy") == {}
 
 
+def test_a_view_that_is_spelt_in_another_way_is_the_same_artifact(
+    cast: tc.Session,
+) -> None:
+    base = cast.put({"x": np.arange(100.0).reshape(10, 10)}, "v/base")
+    first = base.view({"x": tc.s_[:5]})
+    for key in (tc.s_[0:5], tc.s_[-10:5, :], tc.s_[:5, ...], tc.s_[0:5:1]):
+        assert base.view({"x": key}) == first
+    chained = base.view({"x": tc.s_[:8]}).view({"x": tc.s_[:5]})
+    assert chained.id == first.id
+    named = base.view({"x": tc.s_[::-1]}, name="v/turned")
+    assert base.view({"x": tc.s_[9::-1]}, name="v/turned") == named
+    with pytest.raises(AlreadyExists):
+        base.view({"x": tc.s_[8::-1]}, name="v/turned")
+    assert base.view({"x": tc.s_[3:3]}).id == base.view({"x": tc.s_[99:]}).id
+    assert named.tensor(framework="numpy")[0, 0] == 90
+
+
+def test_values_that_no_message_can_carry_are_refused_and_the_session_goes_on(
+    cast: tc.Session,
+) -> None:
+    base = cast.put(np.arange(3), "odd/base")
+    for call in (
+        lambda: cast.unpin(base, "x"),  # type: ignore[arg-type]
+        lambda: cast.save(base, "/nowhere/x.safetensors", max_shard_bytes=5e9),  # type: ignore[arg-type]
+        lambda: cast.artifact("odd/base", version=1 << 70),
+        lambda: cast.alias("odd/alias", base, expect=1 << 70),
+        lambda: cast.put(np.arange(3), "odd/put", replicas=1 << 70),
+        lambda: cast.put(np.arange(3), "odd/put", labels=["a"]),  # type: ignore[arg-type]
+        lambda: cast.sql("SELECT '\ud800'"),
+        lambda: cast.pin(base, ttl=-(10**400)),
+    ):
+        with pytest.raises(RequestError):
+            call()
+    cast.unpin(base, cast.pin(base, ttl=10**400).pin)
+    assert cast.artifact("odd/base") == base
+
+
+def test_an_alias_may_be_told_by_the_id_of_what_it_shall_mean(cast: tc.Session) -> None:
+    base = cast.put(np.arange(3), "al/base")
+    assert cast.alias("al/by-id", "al/base").info.generation == base.generation
+    with pytest.raises(NotFound):
+        cast.alias("al/by-id", "al/nobody")
+    cast.alias("al/by-id", None)
+
+
+def test_fences_of_one_owner_nest_and_overlap(cast: tc.Session) -> None:
+    memory = np.zeros(4)
+    lent = cast.register({"x": memory}, "fence/nested", verify=True)
+    with lent.mutate():
+        with lent.mutate():
+            memory[:2] = 1
+        with pytest.raises((Incomplete, DeadlineExceeded)):
+            lent.tensor_dict(framework="numpy", deadline=0.2)
+        memory[2:] = 1
+    read = lent.tensor_dict(framework="numpy")
+    assert np.array_equal(read["x"], np.ones(4))
+    lent.release()
+
+
 def test_an_alias_moves_by_compare_and_set(cast: tc.Session) -> None:
     first = cast.put({"x": np.zeros(3)}, "al/a")
     second = cast.put({"x": np.ones(3)}, "al/b")

@@ -49,3 +49,9 @@ def test_p34_a_part_of_a_call_never_waits_longer_than_the_whole() -> None:
     assert whole.look(1).left_s() == 0
     assert 0 < whole.look(1).answer_within_s() <= 1
     assert deadline(0).look(100).answer_within_s() <= GRACE_S
+
+
+def test_p34_a_number_too_large_for_a_clock_is_for_ever_or_refused() -> None:
+    assert MAX_S - 1 < deadline(10**400).left_s() <= MAX_S
+    with pytest.raises(InvalidArgument, match="deadline"):
+        deadline(-(10**400))

@@ -105,6 +105,8 @@ def test_equivalent_chains_have_one_normal_form_and_one_id(views: list[View]) ->
     assert all(form == forms[0] for form in forms)
     ids = {view_id(ArtifactId("a"), Generation(7), form) for form in forms}
     assert len(ids) == 1
+    assert len({form.described().encode() for form in forms}) == 1
+    assert forms[0].described().resolve(INDEX) == forms[0]
 
 
 def test_different_views_have_different_ids() -> None:
