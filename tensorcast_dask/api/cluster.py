@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from pathlib import Path
 from typing import Any, Final
@@ -67,6 +68,7 @@ class LocalCluster(distributed.LocalCluster):
         settings: Tree | None = None,
         **kwargs: Any,
     ) -> None:
+        self._pid = os.getpid()
         self._disk: tempfile.TemporaryDirectory[str] | None = None
         arguments: Tree = {"node": {}}
         if host_memory is not None:
@@ -101,6 +103,15 @@ class LocalCluster(distributed.LocalCluster):
         patience_s = max(parse_timedelta(dask.config.get(key)), _PATIENCE_S)
         with dask.config.set({key: patience_s}):
             super()._update_worker_status(op, msg)  # type: ignore[no-untyped-call]
+
+    @property
+    def forked(self) -> bool:
+        """Whether this process is a forked child of the one that made the cluster."""
+        return self._pid != os.getpid()
+
+    def close(self, timeout: float | None = None) -> Any:
+        """End the cluster and its stores; in a forked child nothing: it is its parent's."""
+        return None if self.forked else super().close(timeout)
 
     async def _close(self) -> None:
         await super()._close()  # type: ignore[no-untyped-call]

@@ -88,6 +88,12 @@ def connect(
     from distributed import Client
 
     limit = _check_deadline(deadline)
+    if getattr(target, "forked", False):
+        message = (
+            "a cluster object does not survive fork; connect to its scheduler_address, or "
+            "start processes with spawn"
+        )
+        raise UnsupportedPlatform(message)
     if isinstance(target, Client):
         return target.sync(  # type: ignore[no-untyped-call]
             _open_with_client, target, install=install, owned=False, limit=limit
@@ -107,7 +113,7 @@ def connect(
             client = Client(target, timeout=limit.left_s(), **options)  # type: ignore[no-untyped-call]
         except OSError as error:
             raise no_scheduler(error) from error
-    return client.sync(
+    opening = partial(
         _open_with_client,
         client,
         install=install,
@@ -115,13 +121,31 @@ def connect(
         arguments=getattr(target, "arguments", None),
         limit=limit,
     )
+    if client.asynchronous:
+        return _or_close(client, opening)
+    try:
+        return client.sync(opening)
+    except BaseException:
+        client.close()  # from here it ends its loop's thread too
+        raise
+
+
+async def _or_close(client: Any, opening: Callable[[], Awaitable[Session]]) -> Session:
+    try:
+        return await opening()
+    except BaseException:
+        await client.close()
+        raise
 
 
 async def _dial_and_open(
     address: str, options: dict[str, Any], *, install: bool, limit: Any
 ) -> Session:
     client = await client_on_loop(address, limit, options)
-    return await _open_with_client(client, install=install, owned=True, limit=limit)
+    opening = partial(
+        _open_with_client, client, install=install, owned=True, limit=limit
+    )
+    return await _or_close(client, opening)
 
 
 def _check_deadline(seconds: float | None) -> Any:
@@ -142,26 +166,21 @@ async def _open_with_client(
         await client
     except OSError as error:
         raise no_scheduler(error) from error
-    try:
-        if install:
-            await install_plugins(client)
-        settings = Settings.read(arguments)
-        session = await _open(
-            loop=client.loop,
-            address=client.scheduler.address,
-            connection_args=client.connection_args,
-            client=client,
-            host=_own_host(settings),
-            own=None,
-            tls=_certificates(client),
-            asynchronous=client._asynchronous,  # noqa: SLF001 - how the client was made
-            limit=limit,
-            after=client.close if owned else None,
-        )
-    except BaseException:
-        if owned:
-            await client.close()
-        raise
+    if install:
+        await install_plugins(client)
+    settings = Settings.read(arguments)
+    session = await _open(
+        loop=client.loop,
+        address=client.scheduler.address,
+        connection_args=client.connection_args,
+        client=client,
+        host=_own_host(settings),
+        own=None,
+        tls=_certificates(client),
+        asynchronous=client._asynchronous,  # noqa: SLF001 - how the client was made
+        limit=limit,
+        after=client.close if owned else None,
+    )
     remember(session)
     return session
 
@@ -190,7 +209,7 @@ async def _open(
     tls: TlsFiles | None,
     asynchronous: bool,
     limit: Any,
-    after: Callable[[], Awaitable[Any]] | None,
+    after: Callable[[], Any] | None,
 ) -> Session:
     from distributed.comm.core import connect as dial_comm
 
@@ -235,10 +254,8 @@ async def _open(
         await link.close()
         stores.close()
         core.close()
-        if after is not None:
-            await after()
 
-    session = Session(core, close)
+    session = Session(core, close, after)
     return session
 
 

@@ -14,18 +14,21 @@ Rules:
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
 
 from distributed.utils import SyncMethodMixin
 
+from tensorcast_dask.api.current import NOT_FORKED
 from tensorcast_dask.api.deadlines import Deadline, deadline
 from tensorcast_dask.exceptions import (
     CatalogUnavailable,
     DeadlineExceeded,
     NotFound,
     TensorCastError,
+    UnsupportedPlatform,
 )
 from tensorcast_dask.tensors.messages import OperationAsked, OperationState
 
@@ -82,6 +85,7 @@ class Core(SyncMethodMixin):
         self.host = host
         self.deadline_default_s = deadline_default_s
         self.closed = False
+        self._pid = os.getpid()
         self._lending = threading.Lock()
         self._lender: Lender | None = None
         self._threads = ThreadPoolExecutor(16, thread_name_prefix="tensorcast-bytes")
@@ -93,11 +97,20 @@ class Core(SyncMethodMixin):
         ------
         CatalogUnavailable
             When the session is closed: its event loop may be gone too.
+        UnsupportedPlatform
+            In a forked child: the event loop is a thread of its parent.
         """
+        if self.forked:
+            raise UnsupportedPlatform(NOT_FORKED)
         if self.closed:
             message = "this session is closed; connect again"
             raise CatalogUnavailable(message)
         return self.sync(function, *args)  # type: ignore[no-untyped-call]
+
+    @property
+    def forked(self) -> bool:
+        """Whether this process is a forked child of the one that made the session."""
+        return self._pid != os.getpid()
 
     def deadline(self, seconds: float | None) -> Deadline:
         """Check a caller's `deadline=`; see `tensorcast_dask.api.deadlines`."""

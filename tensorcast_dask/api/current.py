@@ -12,11 +12,15 @@ from __future__ import annotations
 import os
 import threading
 from importlib import import_module
-from typing import Any
+from typing import Any, Final
 
 from tensorcast_dask.exceptions import CatalogUnavailable, UnsupportedPlatform
 
-__all__ = ["current_session", "forget", "remember"]
+__all__ = ["NOT_FORKED", "current_session", "forget", "remember"]
+
+NOT_FORKED: Final = (
+    "sessions do not survive fork; start processes with spawn and connect there"
+)
 
 _open: list[Any] = []
 _lock = threading.Lock()
@@ -61,10 +65,7 @@ def current_session(*, instead_of: Any = None) -> Any:
     if inside is not None:
         return inside
     if _open and _pid != os.getpid():
-        message = (
-            "sessions do not survive fork; start processes with spawn and connect there"
-        )
-        raise UnsupportedPlatform(message)
+        raise UnsupportedPlatform(NOT_FORKED)
     if not _open:
         message = (
             "there is no session; call tensorcast_dask.connect(...) first"

@@ -44,10 +44,15 @@ class Session(Making, Finding, Reading, Placing, Planning, Looking):
     """
 
     def __init__(
-        self, core: Core, on_close: Callable[[], Coroutine[Any, Any, None]]
+        self,
+        core: Core,
+        on_close: Callable[[], Coroutine[Any, Any, None]],
+        after: Callable[[], Any] | None,
     ) -> None:
         self._core = core
         self._on_close = on_close
+        #: Closes the Dask client; in a program's own thread it ends the client's too.
+        self._after = after
         self.closed = False
 
     @property
@@ -65,11 +70,28 @@ class Session(Making, Finding, Reading, Placing, Planning, Looking):
         return tasks.submit(self._core, function, args, kwargs)
 
     def close(self) -> Any:
-        """Close the session; artifacts stay, drafts are given back, registrations end."""
-        if self.closed:
+        """Close the session; artifacts stay, drafts are given back, registrations end.
+
+        In a forked child it closes nothing: the session is its parent's.
+        """
+        if self.closed or self._core.forked:
             return _nothing() if self._core.asynchronous else None
         self.closed = True
-        return self._core.call(self._on_close)
+        if self._core.asynchronous:
+            return self._close_on_loop()
+        try:
+            self._core.call(self._on_close)
+        finally:
+            if self._after is not None:
+                self._after()
+        return None
+
+    async def _close_on_loop(self) -> None:
+        try:
+            await self._on_close()
+        finally:
+            if self._after is not None:
+                await self._after()
 
     def __enter__(self) -> Self:
         return self

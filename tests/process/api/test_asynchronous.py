@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import math
 import multiprocessing
+import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,6 +28,7 @@ from tensorcast_dask.exceptions import (
     TensorCastError,
     UnsupportedDtype,
 )
+from tests.kit.eventually import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -280,6 +283,68 @@ def read_in_child(artifact: tc.Artifact, held: np.ndarray, answers: object) -> N
     except TensorCastError as error:
         told.append(error.message)  # type: ignore[arg-type]
     answers.put(told)  # type: ignore[attr-defined]
+
+
+def call_in_child(cast: tc.Session, cluster: tc.LocalCluster, answers: Any) -> None:
+    base = cast.artifact
+    for call in (
+        lambda: base("forked"),
+        lambda: cast.put(np.ones(3), "of-a-child"),
+        lambda: cast.create({"x": ((3,), "float32")}, "of-a-child"),
+        lambda: cast.register(np.ones(3), "of-a-child"),
+        lambda: cast.destroy("forked"),
+        lambda: cast.sql("SELECT 1"),
+        cast.debug_state,
+        lambda: tc.connect(cluster),
+    ):
+        try:
+            call()
+        except TensorCastError as error:
+            answers.put((error.kind, "spawn" in error.message))
+        else:
+            answers.put(("nothing", False))
+    cast.close()
+    cluster.close()
+    answers.put(("closed", True))
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_in_a_forked_child_every_call_is_told_of_spawn_and_closing_closes_nothing(
+    cast: tc.Session, cluster: tc.LocalCluster
+) -> None:
+    kept = cast.put({"x": np.ones(3)}, "forked")
+    context = multiprocessing.get_context("fork")
+    answers = context.Queue()
+    child = context.Process(target=call_in_child, args=(cast, cluster, answers))
+    child.start()
+    try:
+        told = [answers.get(timeout=20) for _ in range(9)]
+        child.join(20)
+        assert not child.is_alive()
+    finally:
+        child.kill()
+        child.join()
+    assert told == [("UnsupportedPlatform", True)] * 8 + [("closed", True)]
+    assert (kept.tensor(framework="numpy") == 1).all()
+    assert [found.id for found in cast.list()] == ["forked"]
+
+
+def test_a_closed_session_leaves_no_thread_and_no_descriptor(
+    cluster: tc.LocalCluster,
+) -> None:
+    def things() -> tuple[int, int]:
+        return threading.active_count(), len([*Path("/proc/self/fd").iterdir()])
+
+    def session() -> None:
+        with tc.connect(cluster.scheduler_address) as cast:
+            cast.put(np.ones(3), "of-a-session")
+            cast.destroy("of-a-session")
+
+    session()
+    before = things()
+    for _ in range(3):
+        session()
+    eventually(lambda: things() <= before, within_s=10)
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
