@@ -33,6 +33,7 @@ BARS: dict[str, int] = {
     "catalog": 120,
     "loop_lag": 330,
     "busy_tasks": 180,
+    "plans": 120,
     "worker_death": 120,
     "scheduler_death": 120,
 }

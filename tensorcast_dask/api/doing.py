@@ -30,7 +30,7 @@ from tensorcast_dask.tensors.views import View
 if TYPE_CHECKING:
     from tensorcast_dask.api.deadlines import Deadline
 
-__all__ = ["StepArgument", "call", "carry_out", "value_of"]
+__all__ = ["StepArgument", "call", "carry_out", "handed_on", "value_of"]
 
 #: Values of steps, by their class on the wire.
 _VALUES: Final = {
@@ -94,7 +94,7 @@ def carry_out(
 ) -> StepOutcome:
     """Do what a step says and give its outcome."""
     if step.kind is Kind.NOOP:
-        return _handed_on(step, given)
+        return handed_on(step, given)
     within = {"deadline": 0 if limit.poll else limit.left_s()}
     if step.kind in _MOVES:
         return _move(session, step, given, within)
@@ -104,7 +104,8 @@ def carry_out(
     return _done(value)
 
 
-def _handed_on(step: Step, given: dict[str, StepOutcome]) -> StepOutcome:
+def handed_on(step: Step, given: dict[str, StepOutcome]) -> StepOutcome:
+    """Give what a step that does nothing was given."""
     if isinstance(step.target, StepRef):
         had = given[step.target.step]
         return StepOutcome(status=StepStatus.DONE, kind=had.kind, value=had.value)

@@ -97,7 +97,7 @@ class Effects:
 
     def _drop(self, session: SessionId) -> None:
         for row in self._outcomes.forget(session):
-            self._outbox.persist(row)
+            self._outbox.persist(row, lazy=True)
 
 
 def _session(life: int, number: int, step: str) -> SessionId:

@@ -22,7 +22,6 @@ from typing import Final
 from tensorcast_dask.exceptions import (
     CatalogUnavailable,
     DeadlineExceeded,
-    InvalidArgument,
     Mismatch,
     NotFound,
     PlanFailed,
@@ -39,12 +38,14 @@ from tensorcast_dask.scheduler_plugin.state.runs import (
     PlanRow,
     Run,
     StepRow,
+    bounded,
     check_plan,
     failure_of,
     row_of,
     step_row,
     to_do_again,
 )
+from tensorcast_dask.tensors.ids import Generation
 from tensorcast_dask.tensors.messages import (
     BeginStep,
     EndPlan,
@@ -61,16 +62,18 @@ from tensorcast_dask.tensors.messages import (
     StepStatus,
 )
 from tensorcast_dask.tensors.plans import (
-    MAX_VALUES_BYTES,
+    Kind,
     PlanSpec,
     Step,
     report_key,
 )
 
-__all__ = ["POLL_S", "UNDO_S", "Plans"]
+__all__ = ["POLL_S", "STEP_LINES", "UNDO_S", "Plans"]
 
 #: What a run whose deadline is 0 may take to have each step look once.
 POLL_S: Final = 2.0
+#: Lines on steps that the story of a plan has; each step has one of its own.
+STEP_LINES: Final = 40
 #: What undoing may take after the deadline.
 UNDO_S: Final = 30.0
 
@@ -238,7 +241,7 @@ class Plans:
             outcome = StepOutcome(status=StepStatus.FAILED, fault=fault)
             self._say(caller, StepState(outcome=self._record(run, step, outcome)))
             return
-        self._note(run, "execute: {} at {}", step.name, ask.node or "any node")
+        self._tell_of(run, step, "execute: {} at {}", ask.node or "any node")
         left_s = max(0.0, run.until_s - self._outbox.now_s)
         after = self._outbox.here if step.once else 0
         self._say(caller, StepState(left_s=left_s, poll=run.poll), after=after)
@@ -268,29 +271,20 @@ class Plans:
         known = run.outcomes.get(step.name)
         if known is None:
             self._writes()
-            known = self._record(run, step, self._within(run, step, ask.outcome))
+            if step.kind is Kind.NOOP:  # it is not let begin, it is over at once
+                where = ask.outcome.node or "any node"
+                self._tell_of(run, step, "execute: {} at {}", where)
+            known = self._record(run, step, bounded(run, step, ask.outcome))
         self._say(caller, known, after=self._outbox.here if step.once else 0)
-
-    @staticmethod
-    def _within(run: Run, step: Step, outcome: StepOutcome) -> StepOutcome:
-        """Keep values within what a plan may hold in the catalog."""
-        held = sum(len(one.value) for one in run.outcomes.values())
-        if held + len(outcome.value) <= MAX_VALUES_BYTES:
-            return outcome
-        message = (
-            f"the values of plan {run.key!r} take more than {MAX_VALUES_BYTES} bytes with "
-            f"that of {step.name!r}; put what is large as artifacts"
-        )
-        fault = Fault.of(InvalidArgument(message))
-        return StepOutcome(status=StepStatus.FAILED, fault=fault, node=outcome.node)
 
     def _record(self, run: Run, step: Step, outcome: StepOutcome) -> StepOutcome:
         run.outcomes[step.name] = outcome
-        self._outbox.persist(step_row(run, step.name))
+        # Lost with the scheduler it would be asked for again; what it changed would be known.
+        # Who is told of the whole run waits for it.
+        row, name = step_row(run, step.name), Generation(run.life)
+        self._outbox.persist(row, name, lazy=not step.once)
         said = outcome.fault.message if outcome.fault is not None else ""
-        self._note(
-            run, "record: {} is {} {}", step.name, str(outcome.status), said.strip()
-        )
+        self._tell_of(run, step, "record: {} is {} {}", str(outcome.status), said)
         if outcome.status is StepStatus.DONE:
             self._effects.forget(run, step.name)
         self._outbox.emit(
@@ -420,10 +414,18 @@ class Plans:
             spec=run.raw if whole else b"",
             payloads=run.payloads if whole else {},
         )
-        after = self._outbox.here if started else self._outbox.firm
-        if run.status is not RunStatus.RUNNING:
+        after = max(self._outbox.firm, self._outbox.pending(Generation(run.life)))
+        if started or run.status is not RunStatus.RUNNING:
             after = self._outbox.here
         self._outbox.reply(caller.session, caller.rid, state, after=after)
+
+    def _tell_of(self, run: Run, step: Step, form: str, *parts: str | float) -> None:
+        """Tell of a step: in its own story, and of the first ones in the plan's."""
+        subjects = [f"{run.subject}/{step.name}"]
+        if run.told < STEP_LINES:
+            run.told += 1
+            subjects.append(run.subject)
+        self._stories.tell(self._outbox.now_s, tuple(subjects), form, step.name, *parts)
 
     def _note(self, run: Run, form: str, *parts: str | float) -> None:
         self._stories.tell(self._outbox.now_s, (run.subject,), form, *parts)

@@ -20,12 +20,18 @@ from tensorcast_dask.tensors.messages import (
     StepOutcome,
     StepStatus,
 )
-from tensorcast_dask.tensors.plans import MAX_PAYLOAD_BYTES, PlanSpec, Step
+from tensorcast_dask.tensors.plans import (
+    MAX_PAYLOAD_BYTES,
+    MAX_VALUES_BYTES,
+    PlanSpec,
+    Step,
+)
 
 __all__ = [
     "PlanRow",
     "Run",
     "StepRow",
+    "bounded",
     "check_plan",
     "failure_of",
     "row_of",
@@ -85,6 +91,8 @@ class Run:
     outcomes: dict[str, StepOutcome] = field(default_factory=dict)
     begun: dict[str, None] = field(default_factory=dict)
     timer: Timer | None = None
+    #: Lines on its steps that its story has.
+    told: int = 0
     waiting: dict[RequestId, Caller] = field(default_factory=dict)
 
     @property
@@ -119,6 +127,19 @@ def check_plan(ask: OpenPlan) -> PlanSpec:
         message = "the plan and its digest do not fit; use one release everywhere"
         raise Mismatch(message)
     return spec
+
+
+def bounded(run: Run, step: Step, outcome: StepOutcome) -> StepOutcome:
+    """Keep the values of a run within what the catalog may hold of them."""
+    held = sum(len(one.value) for one in run.outcomes.values())
+    if held + len(outcome.value) <= MAX_VALUES_BYTES:
+        return outcome
+    message = (
+        f"the values of plan {run.key!r} take more than {MAX_VALUES_BYTES} bytes with that "
+        f"of {step.name!r}; put what is large as artifacts"
+    )
+    fault = Fault.of(InvalidArgument(message))
+    return StepOutcome(status=StepStatus.FAILED, fault=fault, node=outcome.node)
 
 
 def row_of(run: Run, *, now_s: float) -> Row:
