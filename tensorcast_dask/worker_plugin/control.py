@@ -5,8 +5,9 @@ Rules:
 1. Every function blocks and is called in a thread; nothing here touches the event loop.
 2. A control connection carries one request at a time and is never used for anything
    else: that it is open is what makes the store attended.
-3. Letting a store go as an orphan says nothing: the connection ends, and the store lives
-   for `orphan_ttl`, as it would had the worker been killed.
+3. A worker that lets a store go says so, and for how long it is to live: a store whose
+   connection merely ended goes to nobody before the process at its other end is dead,
+   which takes a closing worker seconds.
 """
 
 from __future__ import annotations
@@ -193,7 +194,7 @@ class Control:
         self._close()
 
     def leave(self) -> None:
-        """Leave the store as an orphan (rule 3)."""
+        """Close the connection without a word: it is of no use any more."""
         self._close()
 
     def end(self, why: str) -> None:

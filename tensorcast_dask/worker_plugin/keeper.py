@@ -313,13 +313,11 @@ class Keeper:
         act: Callable[[], None]
         if self._closing == "end":
             act, how = (lambda: self._control.end(why)), "ended"
-        elif orphan:
-            act = self._control.leave
-            how = f"left for at most {self.settings.orphan_ttl_s:g} s"
         else:
-            ttl_s = self.settings.released_ttl_s
+            settings = self.settings
+            ttl_s = settings.orphan_ttl_s if orphan else settings.released_ttl_s
             act = lambda: self._control.let_go(ttl_s=ttl_s, why=why)  # noqa: E731
-            how = f"released for at most {ttl_s:g} s"
+            how = f"{'left' if orphan else 'released'} for at most {ttl_s:g} s"
         if self._state.card is not None:
             news.store_left(self._state.card.node, how=how, why=why)
         await asyncio.to_thread(act)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ __all__ = [
     "hold_mapped",
     "keep_the_gil",
     "keep_the_gil_until",
+    "keep_the_process",
     "memory_state",
     "note",
     "remove_all_workers",
@@ -29,6 +31,11 @@ def keep_the_gil(seconds: int) -> bool:
     """Be in a C call that keeps the GIL for so long."""
     ctypes.PyDLL(None).sleep(seconds)  # PyDLL, unlike CDLL, does not let go of it
     return True
+
+
+def keep_the_process(seconds: float) -> None:
+    """Keep the worker's process from ending for so long, whatever its worker does."""
+    threading.Thread(target=time.sleep, args=(seconds,), daemon=False).start()
 
 
 def keep_the_gil_until(fifo: str) -> bool:

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from distributed import Client
 
-from tensorcast_dask.tensors.messages import NodeCard
+from tensorcast_dask.tensors.messages import NodeCard, NodeState
 from tests.kit.clusters import Cluster, Process, stopped
 from tests.kit.eventually import eventually, never
-from tests.kit.tasks import keep_the_gil, remove_all_workers
+from tests.kit.tasks import keep_the_gil, keep_the_process, remove_all_workers
 
 pytestmark = pytest.mark.timeout(240)  # for hangs, not for busy machines
 RELEASED_S = 3.0
@@ -145,6 +145,22 @@ def test_a_killed_worker_without_nanny_leaves_a_store_for_the_next_one(
     cluster.start_worker(name="other", nanny=False)
     assert adopted_again(cluster, card).name == "other"
     cluster.wait_for_nodes(1, attended=1)
+
+
+def test_a_store_that_was_left_is_adopted_before_its_former_workers_process_ends(
+    own: Cluster,
+) -> None:
+    """A worker that lost its scheduler closes at once, and its process when it can."""
+    worker, card = one_worker(own, name="a", nanny=False)
+    with Client(own.address) as client:
+        client.run(keep_the_process, 60)
+    own.scheduler.kill()
+    own.scheduler.wait()
+    unattended(own, card)
+    own.start_scheduler()
+    own.start_worker(name="b", nanny=False)
+    assert adopted_again(own, card).name == "b"
+    assert worker.alive
 
 
 @NAMED
@@ -338,8 +354,13 @@ def test_a_store_that_dies_is_replaced_under_the_same_worker(
         return [c.worker for c in after] == [card.worker]
 
     eventually(replaced, within_s=20, what="another store")
-    (node,) = cluster.wait_for_nodes(1, attended=1)
-    assert node.card.node != card.node
+
+    def listed() -> NodeState | None:
+        (node,) = cluster.wait_for_nodes(1, attended=1)
+        return node if node.card.node != card.node else None
+
+    node = eventually(listed, within_s=20, what="the catalog knows the new store")
+    assert node is not None
     assert oom_score(node.card.pid) == score < oom_score(pid)
 
 
