@@ -32,7 +32,7 @@ BARS: dict[str, int] = {
     "many_artifacts": 420,
     "catalog": 120,
     "loop_lag": 330,
-    "busy_tasks": 180,
+    "busy_tasks": 300,
     "plans": 120,
     "worker_death": 120,
     "scheduler_death": 120,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +14,12 @@ import psutil
 import pytest
 
 import tensorcast_dask as tc
-from tensorcast_dask.exceptions import DataLost, DeadlineExceeded, PeerLost
+from tensorcast_dask.exceptions import (
+    DataLost,
+    DeadlineExceeded,
+    NotFound,
+    PeerLost,
+)
 from tests.kit.baseline import baseline
 from tests.kit.eventually import eventually
 from tests.kit.faulty import (
@@ -35,7 +41,7 @@ CONTENT = np.random.default_rng(29).integers(0, 255, CHUNKS * CHUNK_BYTES, np.ui
 
 
 @pytest.fixture(scope="module")
-def strangers(
+def cluster_of_strangers(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[tuple[tc.Session, Faults]]:
     """Three nodes on hosts of their own; a read of all of it takes a second."""
@@ -58,6 +64,18 @@ def strangers(
     ):
         whole(session, 3)
         yield session, faults
+
+
+@pytest.fixture
+def strangers(
+    cluster_of_strangers: tuple[tc.Session, Faults],
+) -> Iterator[tuple[tc.Session, Faults]]:
+    """The same, whole and empty again after each test, also one that failed."""
+    session, _ = cluster_of_strangers
+    yield cluster_of_strangers
+    whole(session, 3)
+    with contextlib.suppress(NotFound):
+        session.destroy("x")
 
 
 def read_meanwhile(
@@ -158,6 +176,11 @@ def test_p29_a_stopped_only_source_is_typed_in_time_and_all_is_well_when_it_goes
     session, _ = strangers
     with baseline(session, nodes=False), ExitStack() as held:
         before = psutil.Process().memory_info().rss
+        # Idle ones are kept for a while, whoever used them.
+        known = {
+            pid: connections(pid)
+            for pid in (store_pid(session, node.node) for node in session.workers())
+        }
         pids: list[int] = []
 
         def stop(node: str) -> None:
@@ -169,7 +192,7 @@ def test_p29_a_stopped_only_source_is_typed_in_time_and_all_is_well_when_it_goes
         assert isinstance(got, DataLost | PeerLost | DeadlineExceeded), got
         assert time.monotonic() - began_s < 15
         assert psutil.Process().memory_info().rss - before < CONTENT.nbytes
-        eventually(lambda: connections(pids[0]) <= 1, within_s=10)
+        eventually(lambda: connections(pids[0]) <= max(1, known[pids[0]]), within_s=20)
         held.close()
         whole(session, 3)
         artifact = session.artifact("x")
