@@ -14,16 +14,18 @@ Rules:
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, TypeVar, cast
 
 from distributed.utils import SyncMethodMixin
 
 from tensorcast_dask.api.current import NOT_FORKED
 from tensorcast_dask.api.deadlines import Deadline, deadline
 from tensorcast_dask.exceptions import (
+    CapacityError,
     CatalogUnavailable,
     DeadlineExceeded,
     NotFound,
@@ -43,10 +45,32 @@ if TYPE_CHECKING:
     from tensorcast_dask.tensors.ids import HostId, RequestId
     from tensorcast_dask.tensors.messages import Message
 
-__all__ = ["Core", "Operation"]
+__all__ = ["Core", "Operation", "typed"]
 
 T = TypeVar("T")
 P = ParamSpec("P")
+
+
+#: What a process or machine has run out of, and what to do.
+_SHORT: Final = {
+    errno.EMFILE: "this process has no descriptor left; raise its limit (ulimit -n), or let go of tensors",
+    errno.ENFILE: "this machine has no descriptor left; raise fs.file-max",
+    errno.ENOMEM: "this machine has no memory left",
+    errno.ENOSPC: "there is no space left on the disk",
+    errno.EDQUOT: "the quota of the disk is used up",
+}
+
+
+async def typed(function: Callable[..., Awaitable[T]], *args: Any) -> T:
+    """Await it; what the operating system has run out of is an error of ours, wherever it was."""
+    try:
+        return await function(*args)
+    except OSError as error:
+        short = _SHORT.get(error.errno or 0)
+        if short is None or isinstance(error, TensorCastError):
+            raise
+        message = f"{short} ({error})"
+        raise CapacityError(message) from error
 
 
 class Core(SyncMethodMixin):
@@ -105,7 +129,7 @@ class Core(SyncMethodMixin):
         if self.closed:
             message = "this session is closed; connect again"
             raise CatalogUnavailable(message)
-        return self.sync(function, *args)  # type: ignore[no-untyped-call]
+        return self.sync(typed, function, *args)  # type: ignore[no-untyped-call]
 
     @property
     def forked(self) -> bool:
