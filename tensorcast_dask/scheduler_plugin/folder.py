@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from tensorcast_dask.dataplane.auth import mint_token
+from tensorcast_dask.scheduler_plugin.state.numbers import begin_of
 from tensorcast_dask.tensors.ids import ClusterId
 
 if TYPE_CHECKING:
@@ -77,7 +78,8 @@ def name_cluster(journal: Journal, folder: Path) -> tuple[Recovered, bytes]:
     named = _Cluster(cluster, token, int(recovered.epoch))
     if named != known:
         _write(folder / _CLUSTER, msgspec.json.encode(named))
-    return msgspec.structs.replace(recovered, cluster=cluster), token
+    begin = begin_of(cluster)
+    return msgspec.structs.replace(recovered, cluster=cluster, begin=begin), token
 
 
 def take_cluster(folder: Path, cluster: str, token: bytes, epoch: int) -> None:

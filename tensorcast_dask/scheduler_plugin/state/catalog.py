@@ -93,7 +93,11 @@ class Catalog:
         self.timers = Timers()
         self.stories = Stories(lines=settings.story_lines)
         self.outcomes = Outcomes(per_session=settings.outcomes_per_session)
-        self.names = Names(Numbers(epoch=recovered.epoch, issued=recovered.issued))
+        self.names = Names(
+            Numbers(
+                epoch=recovered.epoch, issued=recovered.issued, begin=recovered.begin
+            )
+        )
         self.operations = Operations(
             self.outbox, self.timers, self.outcomes, keep=settings.finished_operations
         )

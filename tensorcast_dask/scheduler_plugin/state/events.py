@@ -118,6 +118,8 @@ class Recovered(_Value, frozen=True, kw_only=True):
     rows: tuple[Row, ...] = ()
     #: Highest number ever issued, by `numbers.digest_of(id)`.
     issued: dict[bytes, int] = {}
+    #: Where counters of generations begin: `numbers.begin_of(cluster)`.
+    begin: int = 0
     #: Last sequence number that is on disk; the catalog goes on from here.
     seq: int = 0
     #: Rows are known to be missing: nodes are asked for their indexes (`need_index`),

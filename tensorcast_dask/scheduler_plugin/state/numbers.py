@@ -3,7 +3,9 @@
 Rules:
 
 1. A generation is minted from the epoch of this life and a counter; a node that has seen
-   more raises them.
+   more raises them. The counter begins where the cluster's id says: two clusters of one
+   epoch, which is that of their first minute, mint different ones, and a handle of one
+   never means another's artifact.
 2. A version number is used up when it is committed, and kept by the version log for ever.
    A creation that was given back frees its number: nobody ever saw it.
 """
@@ -12,14 +14,20 @@ from __future__ import annotations
 
 import hashlib
 
-from tensorcast_dask.tensors.ids import Epoch, Generation, generation_of
+from tensorcast_dask.tensors.ids import ClusterId, Epoch, Generation, generation_of
 
-__all__ = ["Numbers", "digest_of"]
+__all__ = ["Numbers", "begin_of", "digest_of"]
 
 
 def digest_of(name: str) -> bytes:
     """Make what the version log calls an id: 16 bytes."""
     return hashlib.blake2b(name.encode(errors="surrogatepass"), digest_size=16).digest()
+
+
+def begin_of(cluster: ClusterId) -> int:
+    """Tell where a cluster's counters begin; there is room for as many again after it."""
+    digest = hashlib.blake2b(cluster.encode(), digest_size=8, person=b"tc-counter")
+    return int.from_bytes(digest.digest()) >> 25
 
 
 class Numbers:
@@ -33,9 +41,12 @@ class Numbers:
         Last generation minted in it.
     """
 
-    def __init__(self, *, epoch: Epoch, issued: dict[bytes, int]) -> None:
+    def __init__(
+        self, *, epoch: Epoch, issued: dict[bytes, int], begin: int = 0
+    ) -> None:
         self.epoch = epoch
-        self.counter = 0
+        self._begin = begin
+        self.counter = begin
         self._issued = dict(issued)
 
     def mint(self) -> Generation:
@@ -54,7 +65,7 @@ class Numbers:
         if epoch <= self.epoch:
             return False
         self.epoch = Epoch(epoch + 1)
-        self.counter = 0
+        self.counter = self._begin
         return True
 
     def issued(self, name: str) -> int:

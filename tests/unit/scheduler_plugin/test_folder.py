@@ -14,6 +14,7 @@ from tensorcast_dask.scheduler_plugin.folder import (
     write_link,
 )
 from tensorcast_dask.scheduler_plugin.journal import Journal
+from tensorcast_dask.scheduler_plugin.state.numbers import begin_of
 from tensorcast_dask.tensors.ids import ClusterId, Epoch
 from tensorcast_dask.tensors.messages import LinkTarget
 
@@ -38,6 +39,7 @@ def test_a_cluster_is_named_once_and_keeps_its_name_without_its_journal(
 ) -> None:
     with journal(":memory:", tmp_path) as first:
         before, token = name_cluster(first, tmp_path)
+        assert before.begin == begin_of(before.cluster) > 0
         assert len(before.cluster) == len(token) == 32
         assert not before.lost
     with journal(":memory:", tmp_path) as second:

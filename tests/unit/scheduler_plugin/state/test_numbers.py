@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from tensorcast_dask.scheduler_plugin.state.numbers import Numbers, digest_of
-from tensorcast_dask.tensors.ids import Epoch, Generation
+from tensorcast_dask.scheduler_plugin.state.numbers import Numbers, begin_of, digest_of
+from tensorcast_dask.tensors.ids import ClusterId, Epoch, Generation, generation_of
 
 NAMES = ["a/b", "a-SEP-b", "a%2Fb", "a__b", "a--b", "a\\b", "a:b", "a b", "a.b", "a@1"]
 
@@ -48,3 +48,16 @@ def test_a_number_is_used_up_once_and_numbers_go_on_after_a_restart() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_p14_no_two_legal_ids_share_a_record_in_the_version_log(name: str) -> None:
     assert all(digest_of(name) != digest_of(other) for other in NAMES if other != name)
+
+
+def test_clusters_of_one_epoch_mint_different_generations() -> None:
+    minted: set[int] = set()
+    for name in map(str, range(50)):
+        begin = begin_of(ClusterId(name))
+        assert 0 <= begin < 1 << 39  # as many again are left
+        numbers = Numbers(epoch=Epoch(7), issued={}, begin=begin)
+        minted |= {numbers.mint() for _ in range(1000)}
+        assert numbers.seen(Epoch(9), 1)
+        assert numbers.mint() == generation_of(Epoch(10), begin + 1)
+    assert len(minted) == 50 * 1000
+    assert {generation >> 40 for generation in minted} == {7}
