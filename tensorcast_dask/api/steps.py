@@ -223,7 +223,7 @@ def _attempt(
             return _valued(step, value), False
         mine = copy.copy(core)
         mine.link = EffectLink(core.link, ticket, step.name, attempt)
-        session = type(current_session())(mine, _nothing)
+        session = type(current_session())(mine, _nothing, None)
         return doing.carry_out(session, step, given, limit), False
     except TensorCastError as error:
         outcome = StepOutcome(status=StepStatus.FAILED, fault=Fault.of(error))
