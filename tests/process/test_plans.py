@@ -319,6 +319,34 @@ def test_a_plan_that_is_cancelled_begins_nothing_more_and_can_go_on(
     assert noted(log) == ["ran"]
 
 
+def test_a_plan_that_is_cancelled_undoes_what_says_how(
+    cast: tc.Session, tmp_path: Path
+) -> None:
+    log, gate = str(tmp_path / "log"), tmp_path / "gate"
+    plan = cast.plan()
+    one = plan.on_any().submit(note, log, "one")
+    undo = plan.compensate(one).submit(note, log, "undone")
+    two = plan.on_any().submit(wait_for, str(gate), after=[one])
+    three = plan.on_any().submit(note, log, "three", after=[two])
+    run = plan.submit()
+    eventually(lambda: one in run.state(), within_s=60, what="the first step")
+    run.cancel()
+    gate.touch()
+    result = run.outcome(timeout=60)
+    assert result.status == "cancelled"
+    assert (result[one].status, result[undo].status) == ("done", "done")
+    # What was under way and came to its end was done; nothing began after it.
+    assert result[three].status == "cancelled"
+    assert noted(Path(log)) == ["one", "undone"]
+
+
+def test_a_function_that_is_marked_once_gives_its_value(cast: tc.Session) -> None:
+    plan = cast.plan(tc.context(key=next(KEYS)))
+    root = plan.on_any().submit(math.sqrt, 25.0, once=True)
+    assert plan.run()[root].value == 5.0
+    assert plan.run()[root].value == 5.0
+
+
 def test_a_resumed_plan_leaves_alone_what_is_done(
     cast: tc.Session, tmp_path: Path
 ) -> None:

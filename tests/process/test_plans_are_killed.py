@@ -11,7 +11,10 @@ import numpy as np
 import pytest
 
 import tensorcast_dask as tc
+from tensorcast_dask.api.deadlines import deadline
+from tensorcast_dask.api.plan_runs import opening
 from tensorcast_dask.exceptions import NotFound, PeerLost, TensorCastError
+from tensorcast_dask.tensors.messages import PlanState
 from tests.kit.clusters import Cluster
 from tests.kit.eventually import eventually
 from tests.kit.faulty import Faults, faulty_cluster, kill_node, whole
@@ -142,6 +145,22 @@ def test_a_worker_that_is_killed_before_the_report_leaves_a_run_that_ends(
         run = plan.submit()
         faults.wait("plan.report", within_s=60)
     assert run.result(timeout=100).status == "done"
+    assert log.read_text().split() == ["ran"]
+
+
+def test_a_program_that_dies_before_it_has_handed_its_plan_over_leaves_one_to_resume(
+    cast: tc.Session, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    plan = cast.plan(tc.context(key=f"left-{next(NUMBERS)}", ddl=100))
+    it = plan.on_any().submit(note, str(log), "ran")
+    core = cast._core
+    opened = opening(core, plan.spec, plan._payloads, plan.key)
+    core.bridge(core.ask, opened, PlanState, deadline(60.0))
+    run = cast.plan_run(plan.key)
+    assert run.outcome(timeout=60).status == "interrupted"
+    assert not log.exists()
+    assert run.resume().result(timeout=60)[it].value == "ran"
     assert log.read_text().split() == ["ran"]
 
 
