@@ -23,6 +23,7 @@ from distributed.protocol.pickle import dumps
 from tensorcast_dask.api.graphs import Compiled, compile_plan
 from tensorcast_dask.api.plan_runs import PlanRun, open_run, opening, places_of
 from tensorcast_dask.api.plan_steps import StepBuilder, StepHandle
+from tensorcast_dask.api.pricing import price
 from tensorcast_dask.exceptions import InvalidArgument, Unimplemented
 from tensorcast_dask.tensors.contexts import Context
 from tensorcast_dask.tensors.plans import PlanSpec, Step, check_step, report_key
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from dask.highlevelgraph import HighLevelGraph
 
     from tensorcast_dask.api.plan_runs import PlanResult
+    from tensorcast_dask.api.pricing import DryRun
     from tensorcast_dask.api.worker import Worker
 
 __all__ = ["Plan", "context"]
@@ -256,6 +258,18 @@ class Plan:
         )
         self._told = told or self._told
         return PlanRun(self._session, self.key)
+
+    def dry_run(self) -> Any:
+        """Price it without running it; a `DryRun`.
+
+        Bytes by link, what would have to make room, and which steps would be refused as things
+        stand. What a function brings forth cannot be known.
+        """
+
+        async def work() -> DryRun:
+            return await price(self._core, self.spec, self._core.deadline(None))
+
+        return self._core.bridge(work)
 
     def story(self) -> Any:
         """Give the stations of the last run: lines from `submit` to `report`, in order."""

@@ -223,7 +223,8 @@ def _attempt(
             return _valued(step, value), False
         mine = copy.copy(core)
         mine.link = EffectLink(core.link, ticket, step.name, attempt)
-        session = type(current_session())(mine, _nothing, None)
+        session = copy.copy(current_session())
+        session._core = mine  # noqa: SLF001 - the same calls over another conversation
         return doing.carry_out(session, step, given, limit), False
     except TensorCastError as error:
         outcome = StepOutcome(status=StepStatus.FAILED, fault=Fault.of(error))
@@ -300,7 +301,3 @@ def _record(core: Any, ticket: Ticket, step: Step, outcome: StepOutcome) -> Step
         core.ask, request, StepOutcome, deadline(_ANSWER_S)
     )
     return recorded
-
-
-async def _nothing() -> None:
-    return None

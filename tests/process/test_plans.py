@@ -504,6 +504,39 @@ def test_a_value_too_large_to_keep_is_refused(cast: tc.Session) -> None:
     assert isinstance(result[step].error, InvalidArgument)
 
 
+def test_a_dry_run_moves_nothing_and_tells_the_bytes_that_the_run_moves(
+    cast: tc.Session, weights: tc.Artifact
+) -> None:
+    (holder,) = [place.card.node for place in weights.locations()]
+    w1, w2 = cast.workers()
+    here, there = (w1, w2) if holder == w1.node else (w2, w1)
+    plan = cast.plan()
+    copy = plan.on_worker(there).replicate(weights)
+    again = plan.on_worker(there).prefetch(copy)
+    moved = plan.on_worker(there).migrate(again, here)
+    called = plan.on_any().submit(total, moved)
+    told = plan.dry_run()
+    assert [place.card.node for place in weights.locations()] == [holder]
+    assert told.refusals == {}
+    assert told.links == {f"{here.name} -> {there.name}": weights.nbytes}
+    assert told[called].bytes is None
+    assert told.bytes == weights.nbytes
+    result = plan.run()
+    assert all(result[step].bytes == told[step].bytes for step in (copy, again, moved))
+
+
+def test_a_dry_run_says_what_would_be_refused(cast: tc.Session) -> None:
+    w1, w2 = cast.workers()
+    plan = cast.plan()
+    missing = plan.on_worker(w1).prefetch("not there")
+    after = plan.on_worker(w2).replicate(missing)
+    nowhere = plan.on_worker("nowhere").noop()
+    told = plan.dry_run()
+    assert set(told.refusals) == {missing.name, after.name, nowhere.name}
+    assert "would fail" in told.refusals[after.name]
+    assert "nowhere" in str(told)
+
+
 def test_a_plan_comes_back_from_its_json(
     cast: tc.Session, weights: tc.Artifact
 ) -> None:
