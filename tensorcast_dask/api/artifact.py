@@ -167,7 +167,9 @@ class Artifact:
         return self.session.read_into(self, targets, deadline=deadline)
 
     # ------------------------------------------------------------ deriving
-    def view(self, what: Any, name: str | None = None) -> Any:
+    def view(
+        self, what: Any, name: str | None = None, *, deadline: float | None = None
+    ) -> Any:
         """Describe a derived artifact; no byte moves.
 
         Parameters
@@ -183,12 +185,12 @@ class Artifact:
         -------
         Artifact
         """
-        return self.session.view(self, what, name)
+        return self.session.view(self, what, name, deadline=deadline)
 
     # ------------------------------------------------------------ lifecycle, for short
-    def publish(self, version: int | None = None) -> Any:
+    def publish(self, version: int | None = None, **options: Any) -> Any:
         """See `Session.publish`."""
-        return self.session.publish(self, version)
+        return self.session.publish(self, version, **options)
 
     def replicate(self, worker: Any, **options: Any) -> Any:
         """See `Session.replicate`."""

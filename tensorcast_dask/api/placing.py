@@ -140,12 +140,14 @@ class Placing(Calls):
 
         return self._core.call(work)
 
-    def unpin(self, artifact: Artifact | str, pin: int = 0) -> Any:
+    def unpin(
+        self, artifact: Artifact | str, pin: int = 0, *, deadline: float | None = None
+    ) -> Any:
         """Take back one pin, or (0) all pins of the artifact; idempotent.
 
         A pin that was taken back before, or has run out, is no error.
         """
-        limit = self._core.deadline(None)
+        limit = self._core.deadline(deadline)
 
         async def work() -> None:
             info = await self._info(artifact, limit)

@@ -75,9 +75,16 @@ class Reading(Calls):
         limit = self._core.deadline(deadline)
         return reads.read_into(self._core, artifact.info, targets, limit)
 
-    def view(self, artifact: Artifact, what: Any, name: str | None = None) -> Any:
+    def view(
+        self,
+        artifact: Artifact,
+        what: Any,
+        name: str | None = None,
+        *,
+        deadline: float | None = None,
+    ) -> Any:
         """See `Artifact.view`."""
-        limit = self._core.deadline(None)
+        limit = self._core.deadline(deadline)
 
         async def work() -> Artifact:
             return Artifact(

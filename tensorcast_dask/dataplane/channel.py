@@ -35,8 +35,8 @@ from tensorcast_dask.exceptions import (
     InvalidArgument,
     PeerLost,
     ReachError,
-    RequestError,
     TensorCastError,
+    UnsupportedPlatform,
     WrongPeer,
 )
 from tensorcast_dask.tensors.ids import ClusterId, HostId, NodeId
@@ -296,7 +296,7 @@ class Channel:
     def _check_process(self) -> None:
         if self._pid != os.getpid():
             message = "this connection was made before a fork and cannot be used in the child; start processes with spawn or forkserver"
-            raise RequestError(message)
+            raise UnsupportedPlatform(message)
 
     def close(self) -> None:
         """Close. Idempotent; in a forked child only the copy of the descriptor."""
@@ -412,7 +412,7 @@ class ChannelPool:
     def _check(self) -> None:
         if self._pid != os.getpid():
             message = "these connections were made before a fork and cannot be used in the child; start processes with spawn or forkserver"
-            raise RequestError(message)
+            raise UnsupportedPlatform(message)
         if self._closed:
             message = "the connections are closed; open a new session"
             raise ReachError(message)

@@ -221,6 +221,18 @@ def test_values_that_no_message_can_carry_are_refused_and_the_session_goes_on(
     assert cast.artifact("odd/base") == base
 
 
+def test_short_calls_take_a_deadline_too(cast: tc.Session) -> None:
+    base = cast.put(np.arange(3), "short/base")
+    base.publish(deadline=20)
+    base.view(tc.s_[:1], deadline=20)
+    cast.unpin(base, cast.pin(base, ttl=9, deadline=20).pin, deadline=20)
+    for call in (base.publish, lambda **late: base.view(tc.s_[:1], **late)):
+        with pytest.raises(InvalidArgument, match="deadline"):
+            call(deadline=-1)
+    with pytest.raises(InvalidArgument, match="deadline"):
+        cast.unpin(base, deadline=-1)
+
+
 def test_an_alias_may_be_told_by_the_id_of_what_it_shall_mean(cast: tc.Session) -> None:
     base = cast.put(np.arange(3), "al/base")
     assert cast.alias("al/by-id", "al/base").info.generation == base.generation
