@@ -180,6 +180,8 @@ class Artifact:
             `slice(None)` for all of it). A `tensorcast_dask.tensors.views.View` is taken as it is.
         name : str, optional
             With a mapping: an id under which `artifact(name)` finds the view.
+        deadline : float, optional
+            Seconds.
 
         Returns
         -------
