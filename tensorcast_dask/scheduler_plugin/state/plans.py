@@ -173,7 +173,7 @@ class Plans:
         self._writes()
         until_s = self._until_s(ask.deadline_s, poll=ask.poll)
         for name in to_do_again(run):
-            run.outcomes.pop(name, None)
+            run.note(name, None)
             self._outbox.persist(step_row(run, name))
         self._effects.forget_faults(run)
         run.run = self._names.numbers.mint()
@@ -278,7 +278,7 @@ class Plans:
         self._say(caller, known, after=self._outbox.here if step.once else 0)
 
     def _record(self, run: Run, step: Step, outcome: StepOutcome) -> StepOutcome:
-        run.outcomes[step.name] = outcome
+        run.note(step.name, outcome)
         # Lost with the scheduler it would be asked for again; what it changed would be known.
         # Who is told of the whole run waits for it.
         row, name = step_row(run, step.name), Generation(run.life)
@@ -463,6 +463,6 @@ class Plans:
         for step in steps:
             found = self._runs.get(step.key)
             if found is not None and step.step in found.steps and step.outcome:
-                found.outcomes[step.step] = step.outcome
+                found.note(step.step, step.outcome)
         self._effects.keep_only(self._runs.values())
         return said

@@ -91,9 +91,20 @@ class Run:
     outcomes: dict[str, StepOutcome] = field(default_factory=dict)
     begun: dict[str, None] = field(default_factory=dict)
     timer: Timer | None = None
+    #: Bytes of the values of `outcomes`.
+    held_bytes: int = 0
     #: Lines on its steps that its story has.
     told: int = 0
     waiting: dict[RequestId, Caller] = field(default_factory=dict)
+
+    def note(self, step: str, outcome: StepOutcome | None) -> None:
+        """Set, or take back, how a step ended."""
+        before = self.outcomes.pop(step, None)
+        if before is not None:
+            self.held_bytes -= len(before.value)
+        if outcome is not None:
+            self.outcomes[step] = outcome
+            self.held_bytes += len(outcome.value)
 
     @property
     def subject(self) -> str:
@@ -131,8 +142,7 @@ def check_plan(ask: OpenPlan) -> PlanSpec:
 
 def bounded(run: Run, step: Step, outcome: StepOutcome) -> StepOutcome:
     """Keep the values of a run within what the catalog may hold of them."""
-    held = sum(len(one.value) for one in run.outcomes.values())
-    if held + len(outcome.value) <= MAX_VALUES_BYTES:
+    if run.held_bytes + len(outcome.value) <= MAX_VALUES_BYTES:
         return outcome
     message = (
         f"the values of plan {run.key!r} take more than {MAX_VALUES_BYTES} bytes with that "

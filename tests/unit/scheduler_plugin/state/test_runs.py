@@ -8,6 +8,7 @@ from tensorcast_dask.scheduler_plugin.state.runs import (
     PlanRow,
     Run,
     StepRow,
+    bounded,
     check_plan,
     failure_of,
     row_of,
@@ -21,7 +22,7 @@ from tensorcast_dask.tensors.messages import (
     StepOutcome,
     StepStatus,
 )
-from tensorcast_dask.tensors.plans import MAX_PAYLOAD_BYTES, PlanSpec
+from tensorcast_dask.tensors.plans import MAX_PAYLOAD_BYTES, MAX_VALUES_BYTES, PlanSpec
 from tests.kit.plans import chain, noop
 
 DONE = StepOutcome(status=StepStatus.DONE)
@@ -112,6 +113,20 @@ def test_a_failure_names_what_ran_what_did_not_and_what_was_undone() -> None:
         "undone by: 'u'; not undone: 'v'"
     )
     assert sorted(to_do_again(one)) == ["a", "b", "c", "u", "v"]
+
+
+def test_values_that_are_held_are_counted() -> None:
+    one = run(chain("a", "b"))
+    three = StepOutcome(status=StepStatus.DONE, value=b"abc")
+    one.note("a", three)
+    one.note("b", three)
+    one.note("a", StepOutcome(status=StepStatus.DONE, value=b"abcd"))
+    assert one.held_bytes == 7
+    assert bounded(one, one.steps["b"], three) is three
+    one.held_bytes = MAX_VALUES_BYTES
+    assert bounded(one, one.steps["b"], three).status is StepStatus.FAILED
+    one.note("a", None)
+    assert (one.held_bytes, list(one.outcomes)) == (MAX_VALUES_BYTES - 4, ["b"])
 
 
 def test_what_is_done_and_stands_is_not_done_again() -> None:
