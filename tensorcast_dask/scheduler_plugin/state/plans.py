@@ -16,7 +16,7 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from tensorcast_dask.exceptions import (
@@ -139,7 +139,7 @@ class Plans:
         self._note(run, "submit: {} steps by {}", len(run.steps), run.spec.context.id)
         left_s = run.until_s - self._outbox.now_s
         self._note(run, "admit: run {}, at most {} s", run.run, round(left_s, 3))
-        self._appoint(run)
+        self._begin_time(run)
         self._tell(caller, run, started=True)
 
     def _until_s(self, deadline_s: float, *, poll: bool) -> float:
@@ -164,10 +164,8 @@ class Plans:
     def resume(self, caller: Caller, ask: ResumePlan) -> None:
         """Go on where a run stopped; what is done, and was not undone, stays."""
         run = self._found(ask.key)
-        if run.status is RunStatus.RUNNING or run.run != ask.run:
-            self._tell(caller, run, whole=True)
-            return
-        if run.status is RunStatus.DONE:
+        over = run.status not in {RunStatus.RUNNING, RunStatus.DONE}
+        if not over or run.run != ask.run:
             self._tell(caller, run, whole=True)
             return
         self._writes()
@@ -182,7 +180,7 @@ class Plans:
         run.report = ask.report
         self._outbox.persist(row_of(run, now_s=self._outbox.now_s))
         self._note(run, "resume: run {}", run.run)
-        self._appoint(run)
+        self._begin_time(run)
         self._tell(caller, run, started=True, whole=True)
 
     def end(self, caller: Caller, ask: EndPlan) -> None:
@@ -293,16 +291,22 @@ class Plans:
         return outcome
 
     # ------------------------------------------------------------ ends
-    def _appoint(self, run: Run) -> None:
+    def _begin_time(self, run: Run) -> None:
         def late() -> None:
             message = f"plan {run.key!r} did not end within its deadline; give it more with ddl="
             self._stop(run, Fault.of(DeadlineExceeded(message)))
 
-        run.timer = self._timers.at(run.until_s, late)
+        self._appoint(run, run.until_s - self._outbox.now_s, late)
+
+    def _appoint(self, run: Run, within_s: float, act: Callable[[], None]) -> None:
+        """Set the one alarm that a run has."""
+        run.disarm()
+        run.until_s = self._outbox.now_s + within_s
+        run.timer = self._timers.at(run.until_s, act)
 
     def _stop(self, run: Run, why: Fault) -> None:
         """Begin no further step; undoing has a moment of its own (rule 5)."""
-        if run.status is not RunStatus.RUNNING or run.stopping is not None:
+        if run.stopping is not None:
             return
         run.stopping = why
         self._note(run, "stop: {}", why.message)
@@ -310,14 +314,9 @@ class Plans:
         if not run.undone:
             self._close(run)
             return
-        if run.timer is not None:
-            run.timer.cancel()
-        run.until_s = self._outbox.now_s + UNDO_S
-        run.timer = self._timers.at(run.until_s, lambda: self._close(run))
+        self._appoint(run, UNDO_S, lambda: self._close(run))
 
     def _close(self, run: Run) -> None:
-        if run.status is not RunStatus.RUNNING:
-            return
         for step in run.spec.ordinary:
             if step.name not in run.outcomes:
                 outcome = StepOutcome(status=StepStatus.CANCELLED, fault=run.stopping)
@@ -335,8 +334,7 @@ class Plans:
 
     def _over(self, run: Run, status: RunStatus, fault: Fault | None) -> None:
         run.status, run.fault = status, fault
-        if run.timer is not None:
-            run.timer.cancel()
+        run.disarm()
         self._effects.stop(run)
         if status is RunStatus.DONE:  # it is never run again
             self._effects.forget(run)
@@ -457,7 +455,7 @@ class Plans:
                 begun=dict.fromkeys(row.begun),
             )
             if run.status is RunStatus.RUNNING:
-                self._appoint(run)
+                self._begin_time(run)
             else:
                 self._forget_later(run)
         for step in steps:

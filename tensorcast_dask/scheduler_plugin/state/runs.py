@@ -97,6 +97,12 @@ class Run:
     told: int = 0
     waiting: dict[RequestId, Caller] = field(default_factory=dict)
 
+    def disarm(self) -> None:
+        """Forget its alarm."""
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+
     def note(self, step: str, outcome: StepOutcome | None) -> None:
         """Set, or take back, how a step ended."""
         before = self.outcomes.pop(step, None)

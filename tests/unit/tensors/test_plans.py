@@ -22,6 +22,8 @@ from tensorcast_dask.tensors.plans import (
     PlanSpec,
     Step,
     StepRef,
+    report_key,
+    task_key,
 )
 from tests.kit.plans import chain, noop
 
@@ -155,6 +157,16 @@ def test_a_reference_holds_what_of_a_handle_never_changes() -> None:
 def test_json_that_is_no_plan_is_a_typed_error(text: str | bytes) -> None:
     with pytest.raises(InvalidArgument):
         PlanSpec.from_json(text)
+
+
+def test_a_plan_of_absurd_length_is_not_even_read() -> None:
+    with pytest.raises(InvalidArgument, match="bytes of JSON"):
+        PlanSpec.from_json(bytes((64 << 20) + 1))
+
+
+def test_tasks_are_named_after_their_steps_keys_and_runs() -> None:
+    assert task_key("load", "roll-out", "7f") == "load-roll-out-7f"
+    assert report_key("roll-out", "7f") == "report-roll-out-7f"
 
 
 def test_a_step_is_skipped_for_the_first_reason_there_was() -> None:

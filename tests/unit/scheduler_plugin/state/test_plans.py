@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from tensorcast_dask.exceptions import (
@@ -11,6 +12,8 @@ from tensorcast_dask.exceptions import (
 )
 from tensorcast_dask.scheduler_plugin.state.events import CatalogSettings, PlanDropped
 from tensorcast_dask.scheduler_plugin.state.plans import POLL_S, STEP_LINES, UNDO_S
+from tensorcast_dask.scheduler_plugin.state.records import packed
+from tensorcast_dask.scheduler_plugin.state.runs import PlanRow
 from tensorcast_dask.tensors import messages as m
 from tensorcast_dask.tensors.messages import RunStatus, StepStatus
 from tensorcast_dask.tensors.plans import Kind, PlanSpec, Step
@@ -114,6 +117,102 @@ def test_the_first_outcome_of_a_step_counts() -> None:
     first = r.ended("a", value=b"1")
     assert r.ended("a", value=b"2") == first
     assert r.begin("a").outcome == first
+
+
+def test_runs_under_way_are_told_with_the_task_that_ends_them() -> None:
+    d, _, r = scene()
+    first = r.open(chain("a"))
+    r.key = "named"
+    second = r.open(chain("a"), report="its report")
+    assert d.catalog.plans.running() == (
+        ("k", first.run, f"report-k-{first.run:x}"),
+        ("named", second.run, "its report"),
+    )
+    r.end(cancel=True)
+    assert [key for key, _, _ in d.catalog.plans.running()] == ["k"]
+
+
+def test_a_run_that_is_done_is_not_resumed() -> None:
+    _, _, r = scene()
+    r.open(chain("a"))
+    r.ended("a")
+    r.end()
+    resumed = r.resume()
+    assert (resumed.started, resumed.status) == (False, RunStatus.DONE)
+
+
+def test_a_run_that_was_resumed_is_kept_from_its_new_end_on() -> None:
+    d, _, r = scene(plan_result_ttl_s=50.0)
+    r.open(chain("a"))
+    r.end(cancel=True)
+    d.pass_time(40.0)
+    r.resume()
+    r.ended("a")
+    r.end()
+    d.pass_time(40.0)
+    assert r.look().status is RunStatus.DONE
+    d.pass_time(11.0)
+    with pytest.raises(NotFound):
+        r.look()
+
+
+def test_a_run_that_is_stopped_twice_ends_of_the_first_reason() -> None:
+    d, p, r = scene()
+    info = p.put("x")
+    spec = PlanSpec(
+        steps=(noop("a"), noop("undo a", compensates="a"), noop("b"))
+    ).check()
+    r.open(spec, deadline_s=5.0)
+    r.ended("a")
+    assert r.end(cancel=True).status is RunStatus.RUNNING
+    d.pass_time(6.0)
+    r.end(cancel=True)
+    pin = m.Pin(rid=p.rid(), generation=info.generation, ttl_s=5.0)
+    late = p.answers[r.effect("b", pin)]
+    assert isinstance(late, m.Fault)
+    assert "cancelled" in late.message
+    r.ended("undo a")
+    state = r.end()
+    assert state.status is RunStatus.CANCELLED
+    assert state.message == "the plan was cancelled"
+
+
+def test_who_has_waited_enough_and_is_told_again_at_the_end_gets_one_answer() -> None:
+    d, p, r = scene()
+    r.open(chain("a"))
+    early = p.ask(m.PlanAsked(rid=p.rid(), key="k", wait_s=5.0))
+    r.ended("a")
+    r.end()
+    assert p.result(early, m.PlanState).status is RunStatus.DONE
+    answers = dict(p.answers)
+    d.pass_time(6.0)
+    assert p.answers == answers
+
+
+def test_a_row_that_cannot_be_read_is_said_and_the_others_are_kept() -> None:
+    d, p, r = scene()
+    r.open(chain("a"))
+    r.ended("a")
+    r.key = "bad"
+    r.open(chain("a"))
+    rows = [one for one in d.rows if (one.kind, one.key) == ("plan", "bad")]
+    assert rows[-1].blob is not None
+    broken = msgspec.msgpack.decode(rows[-1].blob, type=PlanRow)
+    broken = msgspec.structs.replace(broken, spec=b"{")
+    d.rows.append(packed("plan", "bad", broken))
+    info = p.put("x")
+    pin = m.Pin(rid=p.rid(), generation=info.generation, ttl_s=5.0)
+    r.effect("a", pin)
+    assert any(row.kind == "outcome" and "plan:" in row.key for row in d.rows)
+    d = d.restart()
+    p.open()
+    assert "plan 'bad' is lost" in d.catalog.said
+    r.key = "k"
+    assert states(r.look()) == {"a": "done"}
+    d.flush()
+    assert d.catalog.debug_state()["plans"] == 1
+    newest = {row.key: row.blob for row in d.rows if "plan:" in row.key}
+    assert set(newest.values()) == {None}
 
 
 def test_who_is_told_of_a_step_is_told_what_is_on_disk() -> None:
