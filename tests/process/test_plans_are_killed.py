@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from tensorcast_dask.exceptions import NotFound, PeerLost, TensorCastError
 from tensorcast_dask.tensors.messages import PlanState
 from tests.kit.clusters import Cluster
 from tests.kit.eventually import eventually
-from tests.kit.faulty import Faults, faulty_cluster, kill_node, whole
+from tests.kit.faulty import Faults, faulty_cluster, kill_node, store_pid, whole
 from tests.kit.tasks import note, wait_for
 
 CONTENT = np.random.default_rng(5).integers(0, 255, 1 << 20, np.uint8)
@@ -112,6 +114,37 @@ def test_p26_a_worker_that_is_killed_in_a_step_leaves_one_effect_and_its_first_a
         case _:
             assert moves(cast) == value.alias_generation == before + 1
     assert catalog["plans"] == catalog["operations"] == 0
+
+
+def test_a_worker_that_is_killed_while_its_effect_is_under_way_finds_it_again(
+    cast: tc.Session, place: tuple[tc.LocalCluster, Faults]
+) -> None:
+    _, faults = place
+    artifact = cast.put({"x": CONTENT}, f"m{next(NUMBERS)}")
+    (holder,) = [one.card.node for one in artifact.locations()]
+    worker = next(one for one in cast.workers() if one.node != holder)
+    store = store_pid(cast, worker.node)
+    (pid,) = cast.client.run(os.getpid, workers=[worker.address]).values()
+    plan = cast.plan(tc.context(ddl=100))
+    it = plan.on_worker(worker).replicate(artifact)
+    with faults.armed(f"put.reserved[pid:{store}]=pause:60"):
+        run = plan.submit()
+        faults.wait("put.reserved")
+        assert cast.debug_state()["catalog"]["moves"] == 1
+        os.kill(pid, signal.SIGKILL)
+        eventually(
+            lambda: "".join(run.explain()).count("execute:") == 2,
+            within_s=60,
+            what="the step is run again",
+        )
+        assert cast.debug_state()["catalog"]["moves"] == 1
+        assert not run.done()
+    result = run.result(timeout=100)
+    assert result[it].value == artifact
+    assert result[it].bytes == artifact.nbytes  # the first answer, not that of a repeat
+    assert {one.card.node for one in artifact.locations()} == {holder, worker.node}
+    catalog = cast.debug_state()["catalog"]
+    assert catalog["moves"] == catalog["operations"] == catalog["plans"] == 0
 
 
 def test_a_function_is_run_again_and_one_that_is_marked_once_is_not(
