@@ -170,6 +170,10 @@ def test_a_slow_read_gets_the_right_bytes_whatever_is_evicted_meanwhile(
         gen = local.put(data)
         stub.link(node).stream.send(DoMark(generation=gen, spare=True))
         eventually(lambda: local.host()["evictable_bytes"], within_s=15.0)
+        # The thread that computes sums has a lease too: the one seen below is the reader's.
+        asked = ChunkMapAsked(rid=local.rid(), generation=gen)
+        eventually(lambda: local.call(asked, ChunkMap).message.sums, within_s=15.0)
+        local.idle()
         got: list[bytes] = []
 
         def read() -> None:

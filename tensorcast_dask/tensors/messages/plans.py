@@ -1,0 +1,181 @@
+"""What a session and the tasks of a plan say to the scheduler plugin about runs of plans."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from tensorcast_dask.tensors.ids import RequestId
+from tensorcast_dask.tensors.messages.shared import Fault, Message, Wire
+
+__all__ = [
+    "BeginStep",
+    "EndPlan",
+    "EndStep",
+    "OpenPlan",
+    "PlanAsked",
+    "PlanState",
+    "ResumePlan",
+    "RunStatus",
+    "StepEffect",
+    "StepOutcome",
+    "StepState",
+    "StepStatus",
+]
+
+
+class StepStatus(StrEnum):
+    """How a step of a plan ended."""
+
+    DONE = "done"
+    FAILED = "failed"
+    SKIPPED = "skipped"  # a step before it failed
+    CANCELLED = "cancelled"
+
+
+class RunStatus(StrEnum):
+    """How a run of a plan stands."""
+
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    #: Nobody carries it on: its Dask tasks are gone. It can be resumed.
+    INTERRUPTED = "interrupted"
+
+
+class StepOutcome(Wire, frozen=True, kw_only=True):
+    """How a step ended; the first that is recorded counts."""
+
+    status: StepStatus
+    #: Class of the value on the wire; "pickle" for what a function returned, "" for none.
+    kind: str = ""
+    value: bytes = b""
+    #: Where it ran.
+    node: str = ""
+    moved_bytes: int = 0
+    #: From its first attempt to its end.
+    seconds: float = 0.0
+    attempts: int = 0
+    fault: Fault | None = None
+
+
+class OpenPlan(Message, frozen=True, kw_only=True):
+    """Open a run under a key, or find the run that is there. Answer: `PlanState`.
+
+    Mismatch when the key is another plan's. The key is on disk before the answer, so
+    before the first effect.
+    """
+
+    rid: RequestId
+    key: str
+    digest: str
+    #: JSON of the plan.
+    spec: bytes
+    #: Functions and arguments by step, pickled; opaque here.
+    payloads: dict[str, bytes] = {}
+    deadline_s: float
+    #: Each step looks once.
+    poll: bool = False
+    #: Name of the Dask task that ends the run.
+    report: str = ""
+
+
+class PlanState(Wire, frozen=True, kw_only=True):
+    """A run of a plan."""
+
+    key: str
+    #: This run; a resumed one has another number.
+    run: int
+    digest: str
+    status: RunStatus
+    #: The request made this run: whoever asked has to carry it out.
+    started: bool = False
+    left_s: float = 0.0
+    poll: bool = False
+    #: Why it is not done.
+    message: str = ""
+    fault: Fault | None = None
+    outcomes: dict[str, StepOutcome] = {}
+    #: Only where they were asked for.
+    spec: bytes = b""
+    payloads: dict[str, bytes] = {}
+
+
+class PlanAsked(Message, frozen=True, kw_only=True):
+    """How does a run stand? Answer: `PlanState`, at its end or after `wait_s`."""
+
+    rid: RequestId
+    key: str
+    wait_s: float = 0.0
+    #: With the plan and its payloads.
+    whole: bool = False
+
+
+class ResumePlan(Message, frozen=True, kw_only=True):
+    """Go on with a run that ended before it was done. Answer: `PlanState`, whole.
+
+    What is done stays done. `run` is the one that was seen to end: of several who ask, one
+    is told `started`.
+    """
+
+    rid: RequestId
+    key: str
+    run: int
+    deadline_s: float
+    poll: bool = False
+    report: str = ""
+
+
+class EndPlan(Message, frozen=True, kw_only=True):
+    """A run is over, or (`cancel`, with `run` 0 whichever runs) is to be. Answer: `PlanState`."""
+
+    rid: RequestId
+    key: str
+    run: int
+    cancel: bool = False
+
+
+class BeginStep(Message, frozen=True, kw_only=True):
+    """May this step run? Answer: `StepState`. StaleOwner when its run is over."""
+
+    rid: RequestId
+    key: str
+    run: int
+    step: str
+    node: str = ""
+
+
+class StepState(Wire, frozen=True, kw_only=True):
+    """What a step has come to, or how long it may take."""
+
+    outcome: StepOutcome | None = None
+    left_s: float = 0.0
+    poll: bool = False
+
+
+class StepEffect(Message, frozen=True, kw_only=True):
+    """One change of a step, carried out once however often it is asked for.
+
+    The change is known by its run, step and place among the step's changes (`number`), not
+    by its content: the first answer that is no fault stands. Answer: that of the change.
+    """
+
+    rid: RequestId
+    key: str
+    run: int
+    step: str
+    number: int
+    #: From 1; a higher one tries a change again that ended in a fault.
+    attempt: int
+    #: A `SessionRequest`, packed; its own `rid` is of no account.
+    request: bytes
+
+
+class EndStep(Message, frozen=True, kw_only=True):
+    """A step has ended. Answer: the `StepOutcome` that is recorded, which may be another."""
+
+    rid: RequestId
+    key: str
+    run: int
+    step: str
+    outcome: StepOutcome
