@@ -6,12 +6,16 @@ Rules:
 2. Where nothing listens, dialling goes on for `session.refused-timeout` only: a scheduler
    that is just starting is found, a wrong port is said soon.
 3. Nothing is dialled only to look while all is well: Dask's scheduler would log each look.
+4. Before Dask's client is made, the other end must have answered as Dask does: the client
+   would wait for ever for one that is silent, whatever its own time-out, and would take
+   the first bytes of another protocol for a length.
 """
 
 from __future__ import annotations
 
 import asyncio
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
 
 from tensorcast_dask.config import Settings
@@ -53,6 +57,11 @@ class _Dialling:
             _check_host(address, *self._place)
 
     @property
+    def speaks_first(self) -> bool:
+        """Whether the other end is another process, which may be anything."""
+        return self._place is not None
+
+    @property
     def timeout_s(self) -> float:
         """How long the next attempt may take."""
         left_s = self._limit.left_s()
@@ -76,6 +85,37 @@ class _Dialling:
         if self._patient or self._limit.left_s() <= 0:
             raise no_scheduler(error) from error
         self._patient = True  # somebody is there, and slow
+
+
+async def _greet(address: str, security: Any, timeout_s: float) -> None:
+    """Exchange Dask's greetings with whoever listens (rule 4).
+
+    Raises
+    ------
+    OSError
+        When nobody answers in time.
+    CatalogUnavailable
+        When it is no Dask scheduler.
+    """
+    from distributed.comm.core import connect
+
+    options = (
+        security.get_connection_args("client")
+        if hasattr(security, "get_connection_args")
+        else {}
+    )
+    try:
+        async with asyncio.timeout(timeout_s):
+            comm = await connect(address, timeout=timeout_s, **options)
+            await comm.close()
+    except OSError:
+        raise
+    except Exception as error:
+        message = (
+            f"what answers at {address} is no Dask scheduler ({type(error).__name__}); "
+            "is that the dashboard's port?"
+        )
+        raise CatalogUnavailable(message, {"why": "no scheduler"}) from error
 
 
 def no_scheduler(error: OSError) -> CatalogUnavailable:
@@ -144,6 +184,12 @@ def client_of(address: str, limit: Deadline, options: dict[str, Any]) -> Any:
     dialling = _Dialling(address, limit)
     while True:
         try:
+            if (
+                dialling.speaks_first
+            ):  # on a loop of its own: this thread's may be running
+                greeting = _greet(address, options.get("security"), dialling.timeout_s)
+                with ThreadPoolExecutor(1) as thread:
+                    thread.submit(asyncio.run, greeting).result()
             return Client(address, timeout=dialling.timeout_s, **options)  # type: ignore[no-untyped-call]
         except OSError as error:
             dialling.failed(error)
@@ -162,6 +208,8 @@ async def client_on_loop(address: str, limit: Deadline, options: dict[str, Any])
     dialling = await asyncio.to_thread(_Dialling, address, limit)
     while True:
         try:
+            if dialling.speaks_first:
+                await _greet(address, options.get("security"), dialling.timeout_s)
             return await Client(address, timeout=dialling.timeout_s, **options)  # type: ignore[no-untyped-call]
         except OSError as error:
             await asyncio.to_thread(dialling.failed, error)

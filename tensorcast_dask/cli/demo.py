@@ -218,8 +218,8 @@ def _kill_worker(cast: Session, path: Path) -> None:  # noqa: ARG001
 
     state = _until(adopted, "the worker's replacement adopts its store")
     seconds = time.perf_counter() - start_s
-    _check(
-        worker.node in {place.card.node for place in artifact.locations()},
+    _until(  # it tells the catalog what it holds a moment after it has told who it is
+        lambda: worker.node in {place.card.node for place in artifact.locations()},
         "the adopted node still holds the bytes",
     )
     _say(

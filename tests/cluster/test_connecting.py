@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -43,6 +47,60 @@ def test_a_port_where_nothing_listens_and_a_host_that_nobody_knows_are_told_apar
             dial(address)
         assert address in caught.value.message
         assert caught.value.data["why"] == why
+
+
+class Impostor:
+    """Something that listens and is no Dask scheduler."""
+
+    def __init__(self, said: bytes) -> None:
+        self._said = said
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
+        self._held: list[socket.socket] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                sock, _ = self._listener.accept()
+                self._held.append(sock)
+                sock.sendall(self._said)
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        for sock in [self._listener, *self._held]:
+            sock.close()
+
+
+@on_loop
+async def dial_briefly_on_a_loop(address: str) -> None:
+    await tc.connect(address, asynchronous=True, deadline=1)
+
+
+def dial_briefly(address: str) -> None:
+    tc.connect(address, deadline=1)
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("dial", [dial_briefly, dial_briefly_on_a_loop])
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        (b"", "no answer"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "no scheduler"),
+        (b"\1\0\0\0\0\0\0\0\1\0\0\0\0\0\0\0?", "no scheduler"),
+    ],
+    ids=["silent", "http", "noise"],
+)
+def test_what_listens_and_is_no_scheduler_is_told_within_the_deadline(
+    dial: Callable[[str], object], said: bytes, why: str
+) -> None:
+    with contextlib.closing(Impostor(said)) as impostor:
+        began_s = time.monotonic()
+        with pytest.raises(CatalogUnavailable, match="no Dask scheduler") as refused:
+            dial(impostor.address)
+        assert refused.value.data["why"] == why
+        assert time.monotonic() - began_s < 20
 
 
 def test_arguments_of_a_local_cluster_win_over_the_environment(
