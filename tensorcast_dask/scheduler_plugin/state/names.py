@@ -180,7 +180,9 @@ class Names:
         highest = self.numbers.issued(name)
         if version > highest or (not highest and not version):
             what = f"version {version} of {name!r}" if version else repr(name)
-            message = f"nobody has made {what}; list() (`tensorcast ls`) shows what there is"
+            message = (
+                f"nobody has made {what}; list() (`tensorcast ls`) shows what there is"
+            )
             return NotFound(message, {"highest": highest})
         what = f"version {version}" if version else "every version"
         return Gone(f"{what} of {name!r} was destroyed", {"highest": highest})
