@@ -106,7 +106,7 @@ async def _greet(address: str, security: Any, timeout_s: float) -> None:
     )
     try:
         async with asyncio.timeout(timeout_s):
-            comm = await connect(address, timeout=timeout_s, **options)
+            comm = await connect(address, timeout=timeout_s, **options)  # type: ignore[no-untyped-call]
             await comm.close()
     except OSError:
         raise
