@@ -51,7 +51,9 @@ __all__ = ["PullRun", "lanes_for"]
 logger = logging.getLogger(__name__)
 
 _TICK_S: Final = 0.05
-_DEPTH: Final = 2
+#: Chunks given out for each lane: two under way (`Context.depth`), and one at hand, so that the
+#: next request need not wait for the planner to hear of what has arrived.
+_DEPTH: Final = 3
 _FEWEST_LANES: Final = 2
 _MOST_LANES: Final = 4
 _RESERVE_S: Final = 60.0

@@ -5,13 +5,12 @@ import typing
 import msgspec
 import pytest
 
-from tensorcast_dask.exceptions import CapacityError, TensorCastError, WrongPeer
+from tensorcast_dask.exceptions import WrongPeer
 from tensorcast_dask.tensors import messages
 from tensorcast_dask.tensors.ids import Generation, RequestId
 from tensorcast_dask.tensors.messages import (
     Abort,
     Done,
-    Fault,
     FromNode,
     Message,
     SessionRequest,
@@ -74,15 +73,3 @@ def test_unknown_fields_are_ignored() -> None:
 def test_what_is_no_message_of_the_conversation_is_refused(raw: bytes) -> None:
     with pytest.raises(WrongPeer):
         decode(raw, StoreRequest)  # type: ignore[arg-type]
-
-
-def test_a_fault_brings_the_error_across() -> None:
-    error = CapacityError("no room", {"needed_bytes": 5, "tier": "host"})
-    found = decode(encode(Fault.of(error)), Fault).error()
-    assert type(found) is CapacityError
-    assert (found.message, found.data) == (error.message, error.data)
-
-
-def test_a_fault_of_an_unknown_kind_is_still_an_error() -> None:
-    found = Fault(kind="FromTheFuture", message="no").error()
-    assert type(found) is TensorCastError
