@@ -57,7 +57,8 @@ class Impostor:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
         self._held: list[socket.socket] = []
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._thread = threading.Thread(target=self._accept, daemon=True)
+        self._thread.start()
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
@@ -67,7 +68,8 @@ class Impostor:
                 sock.sendall(self._said)
 
     def close(self) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.shutdown(socket.SHUT_RDWR)  # ends accept
+        self._thread.join(10)
         for sock in [self._listener, *self._held]:
             sock.close()
 

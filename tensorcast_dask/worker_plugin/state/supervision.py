@@ -13,7 +13,8 @@ Rules:
 
 1. A free store of this cluster and host comes before a new one: it may hold bytes.
 2. A store that refused is not asked again within one search; when the list is used up a
-   store is started, and that one is asked.
+   store is started, and that one is asked. Another worker that looked at that moment may
+   have taken it: then the next one is started at once, `MOST_RIVALS` times at most.
 3. A store that goes away is replaced at once, the next one after a second, then two, and
    so on up to 30 s: a store that cannot live does not eat the machine.
 4. Nothing here ever ends the worker. Without a store the worker computes on, its node
@@ -31,6 +32,7 @@ from tensorcast_dask.tensors.ids import NodeId
 from tensorcast_dask.tensors.messages import NodeCard
 
 __all__ = [
+    "MOST_RIVALS",
     "Adopt",
     "Adopted",
     "Closing",
@@ -52,6 +54,8 @@ __all__ = [
 ]
 
 MAX_DELAY_S: Final = 30.0
+#: How many started stores of one search may be taken by others.
+MOST_RIVALS: Final = 3
 #: A store that lived for so long clears the record of failures.
 STEADY_S: Final = 60.0
 
@@ -195,6 +199,8 @@ class Supervision:
     untried: list[NodeCard] = field(default_factory=list)
     #: Whether this search has already started a store (rule 2).
     started: bool = False
+    #: How many that it started were given to others.
+    rivals: int = 0
     #: Searches that ended without a steady store, in a row.
     failures: int = 0
     #: When the store that is attended was adopted.
@@ -233,6 +239,7 @@ class Supervision:
         self.phase = Phase.LOOKING
         self.card = None
         self.started = False
+        self.rivals = 0
         self.untried = []
         return [Look()]
 
@@ -268,6 +275,9 @@ class Supervision:
             or self.card.node != node
         ):
             return []
+        if self.started and self.rivals < MOST_RIVALS:
+            self.rivals += 1
+            return self._next()
         if self.started:
             return self._failed(
                 f"the store that was started refused: {why}", now_s=now_s

@@ -9,6 +9,7 @@ from tensorcast_dask.tensors.ids import HostId, Incarnation, NodeId
 from tensorcast_dask.tensors.messages import NodeCard
 from tensorcast_dask.worker_plugin.state.supervision import (
     MAX_DELAY_S,
+    MOST_RIVALS,
     Adopt,
     Adopted,
     Closing,
@@ -87,6 +88,9 @@ def test_the_started_store_may_be_snatched_and_another_is_started() -> None:
     state = Supervision()
     state.handle(TimePassed(), now_s=0)
     state.handle(Found(cards=()), now_s=0)
+    for _ in range(MOST_RIVALS):
+        state.handle(Started(card=NEW), now_s=0)
+        assert state.handle(Refused(node=NEW.node, why="held"), now_s=0) == [Start()]
     state.handle(Started(card=NEW), now_s=0)
     _, wake = state.handle(Refused(node=NEW.node, why="held"), now_s=0)
     assert wake == WakeAt(at_s=0)
