@@ -423,7 +423,8 @@ def test_a_node_of_the_same_host_is_shared_and_not_copied(
         gen = one.put(content(8 * MIB))
         done = stub.pull(target, gen, 8 * MIB, source)
         assert (done.via, done.moved_bytes) == ("shm", 0)
-        ready = stub.heard(target.node, ReplicaReady)[-1]
+        # Once the sums are known it says so again, and not once more whose the memory is.
+        ready = stub.heard(target.node, ReplicaReady)[0]
         assert ready.shared_with == source.node
         counts = two.host()
         assert (counts["used_bytes"], counts["shared_bytes"]) == (0, 8 * MIB)
@@ -678,15 +679,15 @@ def test_in_a_cgroup_smaller_than_the_budget_puts_end_in_capacity_error(
             host_memory_bytes=4 << 30, reserve_min_bytes=64 << 20, free_ttl_s=30.0
         )
         client = StoreClient(card)
-        held = []
+        held = []  # pieces so small that this process's own copies fit into the reserve
         try:
             for n in range(60):
-                held.append(client.put(content(24 << 20, n)))
+                held.append(client.put(content(8 << 20, n)))
             print("never refused")
         except CapacityError as error:
             assert error.data["what"] == "cgroup", error.data
             for n, gen in enumerate(held):
-                assert client.read(gen) == content(24 << 20, n)
+                assert client.read(gen) == content(8 << 20, n)
             assert client.host()["reserved_bytes"] == 0
             print("refused after", len(held))
         client.close()
@@ -702,7 +703,7 @@ def test_in_a_cgroup_smaller_than_the_budget_puts_end_in_capacity_error(
         )
         assert said.returncode == 0, said.stderr.decode()
         count = int(said.stdout.split()[-1])
-        assert 4 <= count <= 14
+        assert 12 <= count <= 42
     finally:
         eventually(lambda: _rmdir(group), within_s=10.0)
 
