@@ -87,7 +87,7 @@ def test_the_ports_of_a_dead_process_are_closed_while_its_child_lives() -> None:
     assert process.wait(30) == -signal.SIGKILL
     ours = Credentials(cluster=CLUSTER, token=TOKEN, host=card.host)
     for prefer in (Prefer.UNIX, Prefer.TCP):
-        with pytest.raises(PeerLost, match="cannot be reached|reset by peer"):
+        with pytest.raises(PeerLost, match=r"cannot be reached|reset by peer"):
             Channel.connect(card, credentials=ours, prefer=prefer)
     assert lives(child)
     process.communicate()
