@@ -25,13 +25,13 @@ from typing import (
     Any,
     Final,
     Generic,
-    NamedTuple,
     Protocol,
     TypeAlias,
     TypeVar,
 )
 
-from tensorcast_dask.dataplane.memory import flat
+from tensorcast_dask.dataplane.fileranges import FileRange, write_all
+from tensorcast_dask.dataplane.memory import HASHED_BYTES, flat
 from tensorcast_dask.dataplane.sockets import (
     SCRATCH_BYTES,
     Io,
@@ -61,7 +61,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Digest",
-    "FilePlace",
     "Frame",
     "FrameStream",
     "Into",
@@ -74,16 +73,14 @@ T = TypeVar("T")
 
 #: Anything with the buffer protocol (there is no such type before Python 3.12).
 Buffer: TypeAlias = Any
-#: Where a payload goes: a buffer, a place in a file, or what says so once the message is known.
-Into: TypeAlias = "Buffer | FilePlace | Callable[[Any, int], Buffer | None]"
+#: Where a payload goes: a buffer, a range of a file, or what says so once the message is known.
+Into: TypeAlias = "Buffer | FileRange | Callable[[Any, int], Buffer | None]"
 
 _SMALL_BYTES: Final = 64 << 10
 _SENDFILE_BYTES: Final = 16 << 20
 _IOV_MAX: Final = 512
 #: The kernel rounds time-outs to its tick.
 _TICK_S: Final = 0.01
-#: Pieces that stay in the second-level cache between the copy and the hash.
-_HASHED_BYTES: Final = 1024 << 10
 _DEFAULT_STALL_S: Final = 30.0
 #: What a call on a socket raises when it waited too long, and at all.
 _WAITED: Final = (BlockingIOError, TimeoutError)
@@ -129,33 +126,6 @@ class Digest(Protocol):
     def update(self, data: Any, /) -> object:  # noqa: ANN401
         """Take the next bytes."""
         ...
-
-
-class FilePlace(NamedTuple):
-    """A stretch of a file to receive into: fresh pages are made fastest by writing them."""
-
-    fd: int
-    offset: int
-    nbytes: int
-
-    def write(self, data: memoryview) -> None:
-        """Write to the front of the stretch.
-
-        Raises
-        ------
-        WrongPeer
-            When it is longer than the stretch; nothing has been written.
-        """
-        if data.nbytes > self.nbytes:
-            message = f"{data.nbytes} bytes came where {self.nbytes} belong"
-            raise WrongPeer(message)
-        _write_all(self.fd, data, self.offset)
-
-
-def _write_all(fd: int, data: memoryview, offset: int) -> None:
-    written = 0
-    while written < len(data):
-        written += os.pwrite(fd, data[written:], offset + written)
 
 
 class Frame(Generic[T]):
@@ -409,7 +379,7 @@ class FrameStream:
         ----------
         kind : type
             The union (or struct) that the message must belong to.
-        into : writable buffer, FilePlace, or callable (message, nbytes) -> buffer or None
+        into : writable buffer, FileRange, or callable (message, nbytes) -> buffer or None
             Where the payload goes. None (given or returned): into a new bytearray, or
             nowhere, respectively.
         digest : Digest, optional
@@ -442,8 +412,8 @@ class FrameStream:
                 target = into(message, nbytes) if callable(into) else into
                 if target is None:
                     payload.skip()
-                elif isinstance(target, FilePlace):
-                    payload.read_to_place(target, digest=digest)
+                elif isinstance(target, FileRange):
+                    payload.read_to_range(target, digest=digest)
                 else:
                     payload.read_into(target, digest=digest)
         except BaseException:
@@ -462,7 +432,7 @@ class FrameStream:
 
         With a `digest` they are hashed piece by piece, while they are in the cache.
         """
-        most = len(view) if digest is None else _HASHED_BYTES
+        most = len(view) if digest is None else HASHED_BYTES
         while view:
             wait_s = self._wait_s(until_s)
             try:
@@ -500,7 +470,7 @@ class FrameStream:
         self, error: Exception, what: str, until_s: float | None
     ) -> TensorCastError:
         """Say what the failure of a call on the socket means to the caller."""
-        if isinstance(error, _WAITED) or type(error).__name__ == "SSLWantReadError":
+        if isinstance(error, _WAITED):
             if until_s is not None and time.monotonic() >= until_s - _TICK_S:
                 return DeadlineExceeded(
                     f"the deadline passed before this process could {what} {self.peer}"
@@ -549,13 +519,13 @@ class Payload:
         self.read_into(data)
         return data
 
-    def read_to_place(self, place: FilePlace, *, digest: Digest | None = None) -> int:
-        """Receive all that is left into the front of a stretch of a file.
+    def read_to_range(self, place: FileRange, *, digest: Digest | None = None) -> int:
+        """Receive all that is left into the front of a range of a file.
 
         Raises
         ------
         WrongPeer
-            When it is longer than the stretch; nothing has been read.
+            When it is longer than the range; nothing has been read.
         """
         self._check_fits(place.nbytes)
         return self.read_to_file(place.fd, place.offset, digest=digest)
@@ -564,13 +534,13 @@ class Payload:
         self, fd: int, offset: int, *, digest: Digest | None = None
     ) -> int:
         """Receive all that is left and write it to a file: no map is needed."""
-        scratch = self._stream.scratch(min(self.left, _HASHED_BYTES))
+        scratch = self._stream.scratch(min(self.left, HASHED_BYTES))
         nbytes = self.left
         while self.left:
             piece = scratch[: min(self.left, len(scratch))]
             self.left -= len(piece)
             self._stream.fill(piece, until_s=self._until_s, digest=digest)
-            _write_all(fd, piece, offset)
+            write_all(fd, piece, offset)
             offset += len(piece)
         return nbytes
 

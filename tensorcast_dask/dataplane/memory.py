@@ -21,11 +21,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import xxhash
 
+from tensorcast_dask.tensors.checksums import chunk_count
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 __all__ = [
     "DEFAULT_THREADS",
+    "HASHED_BYTES",
     "address",
     "copy",
     "copy_summed",
@@ -48,7 +51,7 @@ def _cores() -> int:
 DEFAULT_THREADS: Final = max(1, min(8, _cores()))
 _PIECE_BYTES: Final = 16 << 20
 #: Pieces that stay in the cache between the copy and the hash.
-_HASHED_BYTES: Final = 1 << 20
+HASHED_BYTES: Final = 1 << 20
 
 
 class _PyBuffer(ctypes.Structure):
@@ -285,9 +288,9 @@ def copy_summed(target: Any, source: Any) -> int:  # noqa: ANN401
     Each piece is hashed while it is in the cache: cheaper than a second pass.
     """
     to, origin, digest = flat(target), flat(source), new_digest()
-    for at in range(0, origin.nbytes, _HASHED_BYTES):
-        piece = to[at : at + _HASHED_BYTES]
-        copy(piece, origin[at : at + _HASHED_BYTES], threads=1)
+    for at in range(0, origin.nbytes, HASHED_BYTES):
+        piece = to[at : at + HASHED_BYTES]
+        copy(piece, origin[at : at + HASHED_BYTES], threads=1)
         digest.update(piece)
     return digest.intdigest()
 
@@ -317,7 +320,7 @@ def sums_of(
 ) -> list[int]:
     """xxh3_64 of each chunk of a contiguous buffer, several at a time."""
     view = flat(buffer)
-    count = -(-view.nbytes // chunk_bytes)
+    count = chunk_count(view.nbytes, chunk_bytes)
     sums = [0] * count
 
     def job(first: int, step: int) -> Callable[[], object]:

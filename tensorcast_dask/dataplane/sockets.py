@@ -176,6 +176,8 @@ class TlsIo:
     def __init__(self, sock: ssl.SSLSocket) -> None:
         self._sock = sock
         self._wait_s: float | None = None
+        #: What rule 2 calls BlockingIOError is an error of `ssl` here.
+        self._waited: type[OSError] = sys.modules["ssl"].SSLWantReadError
         sock.settimeout(None)
 
     def _wait(self, wait_s: float | None) -> None:
@@ -186,7 +188,10 @@ class TlsIo:
     def recv(self, view: memoryview, wait_s: float | None) -> int:
         """Receive up to as many bytes as `view` holds; 0 is the end."""
         self._wait(wait_s)
-        return self._sock.recv_into(view, len(view))
+        try:
+            return self._sock.recv_into(view, len(view))
+        except self._waited as error:
+            raise BlockingIOError(str(error)) from error
 
     def recv_with_fds(
         self, view: memoryview, wait_s: float | None
@@ -200,7 +205,10 @@ class TlsIo:
         """Send some of `views`, with descriptors beside the first byte."""
         assert not fds, "framing: descriptors do not travel over TLS"
         self._wait(wait_s)
-        return self._sock.send(views[0])
+        try:
+            return self._sock.send(views[0])
+        except self._waited as error:
+            raise BlockingIOError(str(error)) from error
 
 
 @dataclass(slots=True)

@@ -18,6 +18,8 @@ import os
 import struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from tensorcast_dask.dataplane.fileranges import write_all
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
@@ -89,7 +91,7 @@ class VersionLog:
         records = [(one.digest, one.version) for one in issued]
         raw = b"".join(_record(*record) for record in records) + _mark(mark)
         # At a fixed place: what a failed attempt has left is overwritten.
-        _write_all(self._fd, raw, self._end)
+        write_all(self._fd, raw, self._end)
         self._end += len(raw)
         self.mark = mark
         for record in records:
@@ -107,7 +109,7 @@ class VersionLog:
         raw = b"".join(_record(d, v) for d, v in self.issued.items())
         raw += _mark(self.mark)
         try:
-            _write_all(fd, raw, 0)
+            write_all(fd, raw, 0)
             beside.rename(self._path)
         except OSError:
             os.close(fd)
@@ -122,12 +124,6 @@ class VersionLog:
 
 def _seq(mark: Mark) -> int:
     return mark.seq
-
-
-def _write_all(fd: int, raw: bytes, at: int) -> None:
-    done = 0
-    while done < len(raw):
-        done += os.pwrite(fd, raw[done:], at + done)
 
 
 def _record(digest: bytes, version: int) -> bytes:

@@ -19,7 +19,7 @@ import queue
 import threading
 from typing import TYPE_CHECKING, Final
 
-from tensorcast_dask.dataplane.memory import new_digest
+from tensorcast_dask.dataplane.memory import HASHED_BYTES, new_digest
 from tensorcast_dask.exceptions import TensorCastError
 from tensorcast_dask.store.records import ready_of
 from tensorcast_dask.store.state.replicas import Life
@@ -36,8 +36,6 @@ __all__ = ["Sums"]
 logger = logging.getLogger(__name__)
 
 _NICE: Final = 10
-#: Stays in the second-level cache between the copy and the hash.
-_PIECE_BYTES: Final = 1 << 20
 
 
 class Sums:
@@ -138,7 +136,7 @@ def _sum(held: Reading, start: int, length: int) -> int:
     if file.mapped:
         return chunk_sum(held.view()[start : start + length])
     digest = new_digest()
-    scratch = memoryview(bytearray(min(length, _PIECE_BYTES)))
+    scratch = memoryview(bytearray(min(length, HASHED_BYTES)))
     at, end = held.copy.offset + start, held.copy.offset + start + length
     while at < end:
         got = os.preadv(file.fd, [scratch[: min(len(scratch), end - at)]], at)

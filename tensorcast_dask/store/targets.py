@@ -14,7 +14,8 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from tensorcast_dask.dataplane.framing import FilePlace
+from tensorcast_dask.dataplane.fileranges import FileRange
+from tensorcast_dask.tensors.checksums import chunk_count
 
 if TYPE_CHECKING:
     from tensorcast_dask.store.core import Core, Reading
@@ -54,7 +55,7 @@ class Target:
             return
         core, wanted = self._core, self._wanted
         filling = core.reserve(wanted, until_s=until_s)
-        count = -(-wanted.nbytes // chunk_bytes)
+        count = chunk_count(wanted.nbytes, chunk_bytes)
         with core.lock:
             self._held = core.hold(wanted.generation, filling.copy)
             self._held.replica.index = index
@@ -62,7 +63,7 @@ class Target:
             filling.have = bytearray(-(-count // 8))
         self._filling, self._chunk_bytes = filling, chunk_bytes
 
-    def place(self, chunk: int, length: int) -> memoryview | FilePlace:
+    def place(self, chunk: int, length: int) -> memoryview | FileRange:
         """Return where a chunk is to be received."""
         filling, held = self._filling, self._held
         assert filling is not None, "store: chunks come after the reservation"
@@ -72,7 +73,7 @@ class Target:
         if not filling.make_bytes or stock.in_slab(self._wanted.nbytes):
             return held.view()[start : start + length]
         fd = self._core.shelf.own(filling.copy.segment).fd
-        return FilePlace(fd, start, length)
+        return FileRange(fd, start, length)
 
     def settle(self, chunk: int) -> None:
         """Take note that a chunk is there and verified."""

@@ -180,7 +180,7 @@ class Control:
         except BaseException:
             channel.close()
             raise
-        self._close()
+        self.leave()
         self._channel = channel
         return adopted
 
@@ -191,16 +191,18 @@ class Control:
     def let_go(self, *, ttl_s: float, why: str) -> None:
         """Release the store: it ends after `ttl_s` unless adopted."""
         self._say(LetGo(rid=self._rid(), ttl_s=ttl_s, why=why))
-        self._close()
+        self.leave()
 
     def leave(self) -> None:
         """Close the connection without a word: it is of no use any more."""
-        self._close()
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            channel.close()
 
     def end(self, why: str) -> None:
         """End the store."""
         self._say(End(rid=self._rid(), why=why))
-        self._close()
+        self.leave()
 
     def _say(self, request: LetGo | End) -> None:
         if self._channel is None:
@@ -211,11 +213,6 @@ class Control:
             )
         except TensorCastError as error:  # gone already, or no longer ours
             log.debug("the store was not told: %s", error)
-
-    def _close(self) -> None:
-        channel, self._channel = self._channel, None
-        if channel is not None:
-            channel.close()
 
     def _rid(self) -> RequestId:
         self._requests += 1

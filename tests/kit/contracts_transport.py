@@ -16,7 +16,7 @@ from typing import ClassVar
 
 import pytest
 
-from tensorcast_dask.dataplane.framing import FilePlace
+from tensorcast_dask.dataplane.fileranges import FileRange
 from tensorcast_dask.dataplane.transports.base import (
     Arrived,
     Context,
@@ -132,7 +132,7 @@ class TransportContract:
                 if chunk is None:
                     return None
                 at = chunk * CHUNK_BYTES
-                return Work(chunk, FilePlace(file.fileno(), 9 + at, CHUNK_BYTES))
+                return Work(chunk, FileRange(file.fileno(), 9 + at, CHUNK_BYTES))
 
             found = [(a.work.chunk, a.nbytes) for a in source.read_chunks(work)]
             assert [chunk for chunk, _ in found] == list(range(served.chunks))
@@ -148,7 +148,7 @@ class TransportContract:
             tempfile.TemporaryFile() as file,
             pytest.raises(WrongPeer),
         ):
-            source.read_chunk(0, FilePlace(file.fileno(), 0, CHUNK_BYTES - 1))
+            source.read_chunk(0, FileRange(file.fileno(), 0, CHUNK_BYTES - 1))
 
     def test_chunks_arrive_without_a_map_too(self, served: Served) -> None:
         with contextlib.closing(self.open(served)) as source:

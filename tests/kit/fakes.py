@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tensorcast_dask.dataplane import memory
-from tensorcast_dask.dataplane.framing import FilePlace
+from tensorcast_dask.dataplane.fileranges import FileRange
 from tensorcast_dask.dataplane.transports.base import (
     Arrived,
     Context,
@@ -77,7 +77,7 @@ class FakeSource:
                 raise damaged(f"chunk {chunk}", "the fake")
             case None:
                 self._expected.check_stamp(self._served.stamp, peer="the fake")
-                if isinstance(into, FilePlace):
+                if isinstance(into, FileRange):
                     into.write(memoryview(data))
                 else:
                     memory.flat(into)[: len(data)] = data

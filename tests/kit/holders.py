@@ -10,7 +10,10 @@ Rules:
 from __future__ import annotations
 
 import contextlib
+import os
 import struct
+import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
@@ -59,7 +62,16 @@ from tensorcast_dask.tensors.messages import (
 if TYPE_CHECKING:
     from tensorcast_dask.dataplane.framing import Payload
 
-__all__ = ["GENERATION", "TOKEN", "Break", "Holder", "Served", "node_card", "serve"]
+__all__ = [
+    "GENERATION",
+    "TOKEN",
+    "Break",
+    "Holder",
+    "Served",
+    "holder_process",
+    "node_card",
+    "serve",
+]
 
 GENERATION = Generation(1 << 40 | 7)
 TOKEN = bytes(range(32))
@@ -300,3 +312,21 @@ def node_card(
         data_port=data_port,
         name="tested",
     )
+
+
+@contextlib.contextmanager
+def holder_process(code: str) -> Iterator[tuple[subprocess.Popen[bytes], NodeCard]]:
+    """Run a holder in a process of its own, which prints its card; killed at the end."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    try:
+        assert process.stdout is not None
+        card = msgspec.json.decode(process.stdout.readline(), type=NodeCard)
+        yield process, card
+    finally:
+        process.kill()
+        process.communicate()

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 
-import msgspec
 import pytest
 
 from tensorcast_dask.dataplane.channel import Credentials
@@ -24,7 +21,7 @@ from tensorcast_dask.dataplane.transports.base import (
 from tensorcast_dask.exceptions import DeadlineExceeded, PeerLost
 from tensorcast_dask.tensors.messages import Location, NodeCard, Tier
 from tests.kit.contracts_transport import pattern
-from tests.kit.holders import CLUSTER, GENERATION, TOKEN
+from tests.kit.holders import CLUSTER, GENERATION, TOKEN, holder_process
 
 pytestmark = pytest.mark.process
 
@@ -46,19 +43,8 @@ with serve(pattern({CHUNKS * CHUNK_BYTES}), chunk_bytes={CHUNK_BYTES}, limits=sl
 
 @pytest.fixture
 def holder() -> Iterator[tuple[subprocess.Popen[bytes], NodeCard]]:
-    process = subprocess.Popen(
-        [sys.executable, "-c", _CODE],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    try:
-        assert process.stdout is not None
-        card = msgspec.json.decode(process.stdout.readline(), type=NodeCard)
-        yield process, card
-    finally:
-        process.kill()
-        process.communicate()
+    with holder_process(_CODE) as made:
+        yield made
 
 
 def source_on(card: NodeCard, scheme: str, *, stall_s: float = 5.0) -> Source:

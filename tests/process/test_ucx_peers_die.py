@@ -25,7 +25,7 @@ from tensorcast_dask.dataplane.transports.base import Context, Work, open_source
 from tensorcast_dask.exceptions import PeerLost
 from tensorcast_dask.tensors.messages import Location, NodeCard, Tier
 from tests.kit.eventually import eventually
-from tests.kit.holders import CLUSTER, GENERATION, TOKEN, serve
+from tests.kit.holders import CLUSTER, GENERATION, TOKEN, holder_process, serve
 from tests.kit.leaks import Footprint
 from tests.kit.ucx_holders import NO_UCX, UcxHolder
 
@@ -58,19 +58,8 @@ def lanes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
 
 @pytest.fixture
 def holder(lanes: str) -> Iterator[tuple[subprocess.Popen[bytes], NodeCard]]:
-    process = subprocess.Popen(
-        [sys.executable, "-c", _CODE],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    try:
-        assert process.stdout is not None
-        card = msgspec.json.decode(process.stdout.readline(), type=NodeCard)
-        yield process, card
-    finally:
-        process.kill()
-        process.communicate()
+    with holder_process(_CODE) as made:
+        yield made
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])

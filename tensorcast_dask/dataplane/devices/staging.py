@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from tensorcast_dask.dataplane import memory
 from tensorcast_dask.dataplane.devices.base import DeviceRange, HostMemory
+from tensorcast_dask.dataplane.fileranges import FileRange, write_all
 from tensorcast_dask.exceptions import (
     CapacityError,
     FileChanged,
@@ -39,18 +40,10 @@ if TYPE_CHECKING:
 
     from tensorcast_dask.dataplane.devices.device import Device, Event
 
-__all__ = ["FileRange", "Moved", "Ring", "Terms", "to_device", "to_host"]
+__all__ = ["Moved", "Ring", "Terms", "to_device", "to_host"]
 
 DEFAULT_PIECE_BYTES: Final = 4 << 20
 _BUFFERS: Final = 3
-
-
-class FileRange(NamedTuple):
-    """Bytes of an open file, as source or target of a move."""
-
-    fd: int
-    offset: int
-    nbytes: int
 
 
 class Moved(NamedTuple):
@@ -316,7 +309,7 @@ class _Move:
 
     def _empty(self, place: memoryview, piece: _Piece) -> None:
         if isinstance(self._here, FileRange):
-            _write(self._here, piece.at, place)
+            write_all(self._here.fd, place, self._here.offset + piece.at)
         elif not self._terms.pinned:
             memory.copy(
                 self._here[piece.at : piece.at + piece.nbytes], place, threads=1
@@ -345,9 +338,3 @@ def _read(file: FileRange, at: int, into: memoryview) -> None:
             message = f"the file ends at byte {file.offset + at + done}, before the range that was to be moved; read it again"
             raise FileChanged(message)
         done += got
-
-
-def _write(file: FileRange, at: int, data: memoryview) -> None:
-    done = 0
-    while done < len(data):
-        done += os.pwrite(file.fd, data[done:], file.offset + at + done)

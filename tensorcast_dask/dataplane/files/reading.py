@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from xxhash import xxh3_64
 
 from tensorcast_dask.dataplane import faults, memory
+from tensorcast_dask.dataplane.fileranges import write_all
 from tensorcast_dask.dataplane.files.opening import system_errors
 from tensorcast_dask.dataplane.files.pieces import (
     BLOCK_BYTES,
@@ -305,9 +306,7 @@ class _FdTarget:
 
     def _write(self, data: memoryview, at: int) -> None:
         with system_errors("the segment", need_bytes=len(data)):
-            while data:
-                done = os.pwrite(self._fd, data, self._offset + at)
-                data, at = data[done:], at + done
+            write_all(self._fd, data, self._offset + at)
 
 
 class _MemoryTarget:

@@ -57,7 +57,7 @@ class Work(NamedTuple):
     """One chunk to fetch and where it goes."""
 
     chunk: int
-    into: Any  # writable buffer, or FilePlace, of at least the chunk's length
+    into: Any  # writable buffer, or FileRange, of at least the chunk's length
 
 
 class Arrived(NamedTuple):

@@ -16,7 +16,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from tensorcast_dask.dataplane.channel import Channel, Prefer
-from tensorcast_dask.dataplane.framing import FilePlace
+from tensorcast_dask.dataplane.fileranges import FileRange
 from tensorcast_dask.dataplane.maps import PrivateMap
 from tensorcast_dask.dataplane.memory import copy, copy_summed, flat, sum_of
 from tensorcast_dask.dataplane.transports.base import (
@@ -138,7 +138,7 @@ class ShmSource:
         view = self._view()
         offset, nbytes = chunk_range(chunk, self._nbytes, self._chunk_bytes)
         data = view[offset : offset + nbytes]
-        if isinstance(into, FilePlace):
+        if isinstance(into, FileRange):
             found = sum_of(data)
             into.write(data)
         else:

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tensorcast_dask.dataplane.channel import Channel, Prefer
-from tensorcast_dask.dataplane.framing import FilePlace
+from tensorcast_dask.dataplane.fileranges import FileRange
 from tensorcast_dask.dataplane.memory import flat, new_digest, sum_of
 from tensorcast_dask.dataplane.transports.base import (
     Arrived,
@@ -108,7 +108,7 @@ class StreamSource:
 
     def _take(self, stream: FrameStream, work: Work) -> Arrived:
         target, digest = work.into, new_digest()
-        if not isinstance(target, FilePlace):
+        if not isinstance(target, FileRange):
             target = flat(target)
         frame: Frame[StoreReply] = stream.receive(
             StoreReply,  # type: ignore[arg-type]  # a union, decoded as one

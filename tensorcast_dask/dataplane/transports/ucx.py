@@ -18,7 +18,7 @@ import struct
 from typing import TYPE_CHECKING, Any, Final
 
 from tensorcast_dask.dataplane.channel import Channel
-from tensorcast_dask.dataplane.framing import FilePlace
+from tensorcast_dask.dataplane.fileranges import FileRange
 from tensorcast_dask.dataplane.memory import address, flat, private, sum_of
 from tensorcast_dask.dataplane.transports.base import (
     Arrived,
@@ -75,11 +75,11 @@ class UcxSource(StreamSource):
         )
         frame.close()
         reply = self._checked(frame.message, stream, work)
-        target = work.into if isinstance(work.into, FilePlace) else flat(work.into)
+        target = work.into if isinstance(work.into, FileRange) else flat(work.into)
         landed = self._receive(stream, reply, target)
         found = sum_of(landed)
         arrived = self._verified(stream, work, reply, found, landed.nbytes)
-        if isinstance(target, FilePlace):
+        if isinstance(target, FileRange):
             target.write(landed)
         return arrived
 
@@ -87,14 +87,14 @@ class UcxSource(StreamSource):
         self,
         stream: FrameStream,
         reply: Chunk | Ranges,
-        target: memoryview | FilePlace,
+        target: memoryview | FileRange,
     ) -> memoryview:
         """Receive what a reply announced; the bytes, wherever they lie."""
         nbytes = reply.nbytes
         if not 0 <= nbytes <= target.nbytes:
             message = f"{stream.peer} sends {nbytes} bytes where {target.nbytes} belong"
             raise WrongPeer(message)
-        if isinstance(target, FilePlace):
+        if isinstance(target, FileRange):
             if self._landing is None or self._landing.nbytes < nbytes:
                 self._landing = private(nbytes)
             target = self._landing

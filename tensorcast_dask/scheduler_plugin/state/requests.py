@@ -106,10 +106,11 @@ _OF_PLANS: Final = (
     StepEffect,
     EndStep,
 )
+#: Answered directly, without an operation of its own.
+_DIRECT: Final = (*_QUESTIONS, *_OF_PLANS)
 #: What no step can do: it is no change, or its session has to see to it.
 _NO_EFFECTS: Final = (
-    *_QUESTIONS,
-    *_OF_PLANS,
+    *_DIRECT,
     Create,
     CommitCreated,
     AbortCreated,
@@ -157,16 +158,16 @@ class Requests:
             self._outbox.reply(event.session, request.rid, fault)
             return
         caller = Caller(event.session, request.rid, session.host)
-        question = isinstance(request, _QUESTIONS + _OF_PLANS)
+        direct = isinstance(request, _DIRECT)
         try:
             if isinstance(request, _OF_PLANS):
                 self._of_plans(caller, session, request)
-            elif question:
+            elif direct:
                 self._question(caller, session, request)
             elif self._is_new(caller, request):
                 self._change(caller, session, request)
         except TensorCastError as error:
-            if question:
+            if direct:
                 self._outbox.reply(caller.session, caller.rid, Fault.of(error))
             else:
                 self._operations.refuse(caller, error, after=self._seen(request))

@@ -34,6 +34,7 @@ from tensorcast_dask.exceptions import (
     PeerLost,
     TensorCastError,
 )
+from tensorcast_dask.tensors.checksums import chunk_count
 from tensorcast_dask.tensors.messages import Fault
 
 __all__ = [
@@ -304,7 +305,7 @@ class Pull:
 
     def _begin(self, stamp: int) -> None:
         """Have nothing yet of this content."""
-        count = -(-self.nbytes // self.chunk_bytes)
+        count = chunk_count(self.nbytes, self.chunk_bytes)
         self._chunks, self._left = bytearray(count), count
         self.sums, self.stamp = [0] * count, stamp
 

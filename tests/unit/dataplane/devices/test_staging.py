@@ -12,13 +12,13 @@ import pytest
 from tensorcast_dask.dataplane import faults
 from tensorcast_dask.dataplane.devices import Device, HostMemory, open_device
 from tensorcast_dask.dataplane.devices.staging import (
-    FileRange,
     Moved,
     Ring,
     Terms,
     to_device,
     to_host,
 )
+from tensorcast_dask.dataplane.fileranges import FileRange
 from tensorcast_dask.exceptions import (
     CapacityError,
     DeviceError,
