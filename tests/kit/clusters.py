@@ -23,7 +23,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+from distributed import Client
 from distributed.comm.core import connect
+from distributed.core import Status
 from distributed.security import Security
 
 from tensorcast_dask.dataplane import hosts
@@ -301,6 +303,29 @@ class Cluster:
 
         eventually(there, within_s=START_S, what=f"{count} nodes, {attended} attended")
         return seen
+
+    def wait_for_workers(self, count: int) -> None:
+        """Wait for workers that are there to stay.
+
+        A worker registers, runs tasks and has its store before its nanny knows that it has
+        started; a nanny whose worker is killed until then gives up, and starts no other.
+        """
+
+        def all_run() -> bool:
+            workers = client.scheduler_info(n_workers=-1)["workers"]
+            minded = [address for address, at in workers.items() if at["nanny"]]
+            told = client.run(status_of, nanny=True, workers=minded) if minded else {}
+            return set(told.values()) <= {Status.running}
+
+        with Client(self.address, security=self.security()) as client:
+            client.wait_for_workers(count, timeout=START_S)
+            eventually(all_run, within_s=START_S, what="nannies that have started")
+
+
+def status_of(dask_worker: Any) -> Status:
+    """Give the status of the worker or nanny that runs this."""
+    status: Status = dask_worker.status
+    return status
 
 
 class RawSession:

@@ -75,7 +75,11 @@ def adopted_again(
                 return card if card.worker else None
         return None
 
-    found = eventually(there, within_s=within_s, what="the store has a new worker")
+    try:
+        found = eventually(there, within_s=within_s, what="the store has a new worker")
+    except AssertionError as error:
+        message = f"{error}\n{cluster.account(before)}"
+        raise AssertionError(message) from None
     assert found is not None
     return found
 
@@ -102,13 +106,6 @@ def gone(cluster: Cluster, before: NodeCard, *, within_s: float) -> None:
         raise AssertionError(message) from None
 
 
-def wait_until_all_compute(cluster: Cluster, count: int) -> None:
-    """Wait for workers that have fully started: a nanny gives up on others that die."""
-    with Client(cluster.address) as client:
-        client.wait_for_workers(count, timeout=30)
-        assert set(client.run(int, "1").values()) == {1}
-
-
 def oom_score(pid: int) -> int:
     """How much likelier than others the kernel takes a process when memory runs out."""
     return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
@@ -117,7 +114,7 @@ def oom_score(pid: int) -> int:
 def one_worker(cluster: Cluster, *, name: str, nanny: bool) -> tuple[Process, NodeCard]:
     process = cluster.start_worker(name=name, nanny=nanny)
     (card,) = cluster.wait_for_stores(1)
-    wait_until_all_compute(cluster, 1)
+    cluster.wait_for_workers(1)
     return process, card
 
 
@@ -222,8 +219,8 @@ def test_restarting_workers_keeps_each_store(cluster: Cluster, named: bool) -> N
     for name in ("a", "b", "c"):
         cluster.start_worker(name=name if named else "")
     before = {card.node: card for card in cluster.wait_for_stores(3)}
+    cluster.wait_for_workers(3)
     with Client(cluster.address) as client:
-        client.wait_for_workers(3)
         client.restart()
     for card in before.values():
         adopted_again(cluster, card)
@@ -246,7 +243,7 @@ def test_a_worker_that_goes_soon_after_a_restart_releases_its_store_as_ever(
 def test_three_killed_workers_share_their_stores_out_again(cluster: Cluster) -> None:
     nannies = [cluster.start_worker() for _ in range(3)]
     before = {card.node: card for card in cluster.wait_for_stores(3)}
-    wait_until_all_compute(cluster, 3)
+    cluster.wait_for_workers(3)
     for pid in [nanny.worker_pid() for nanny in nannies]:
         os.kill(pid, signal.SIGKILL)
     for card in before.values():

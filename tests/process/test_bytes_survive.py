@@ -67,6 +67,7 @@ def test_no_read_fails_while_the_worker_of_the_only_node_is_killed(
         with tc.connect(cluster.address) as cast:
             artifacts = {n: cast.put(big(n), f"x/{n}") for n in range(3)}
             (before,) = cluster.stores()
+            cluster.wait_for_workers(1)
             os.kill(nanny.worker_pid(), signal.SIGKILL)
 
             def adopted() -> bool:
@@ -131,6 +132,7 @@ def test_a_restarted_worker_is_not_credited_with_what_died_with_its_store(
         with tc.connect(cluster.address) as cast:
             lost = cast.put(big(1), "lost")
             (before,) = cluster.stores()
+            cluster.wait_for_workers(1)
             os.kill(before.pid, signal.SIGKILL)
             os.kill(nanny.worker_pid(), signal.SIGKILL)
             eventually(
