@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tensorcast_dask.api.artifact import Artifact as Artifact
     from tensorcast_dask.api.cluster import LocalCluster as LocalCluster
-    from tensorcast_dask.api.connecting import connect as connect
-    from tensorcast_dask.api.core import Operation as Operation
+    from tensorcast_dask.api.connect import connect as connect
+    from tensorcast_dask.api.connection.core import Operation as Operation
     from tensorcast_dask.api.functions import artifact as artifact
     from tensorcast_dask.api.functions import latest as latest
     from tensorcast_dask.api.functions import plan as plan
     from tensorcast_dask.api.functions import put as put
     from tensorcast_dask.api.functions import register as register
-    from tensorcast_dask.api.plan_runs import PlanResult as PlanResult
-    from tensorcast_dask.api.plan_runs import PlanRun as PlanRun
-    from tensorcast_dask.api.plans import Plan as Plan
-    from tensorcast_dask.api.plans import context as context
+    from tensorcast_dask.api.plans.plan import Plan as Plan
+    from tensorcast_dask.api.plans.plan import context as context
+    from tensorcast_dask.api.plans.run import PlanResult as PlanResult
+    from tensorcast_dask.api.plans.run import PlanRun as PlanRun
     from tensorcast_dask.api.session import Session as Session
     from tensorcast_dask.api.worker import Worker as Worker
     from tensorcast_dask.exceptions import TensorCastError as TensorCastError
@@ -33,16 +33,16 @@ from tensorcast_dask.version import __version__ as __version__
 _HOMES = {
     "Artifact": "tensorcast_dask.api.artifact",
     "LocalCluster": "tensorcast_dask.api.cluster",
-    "Operation": "tensorcast_dask.api.core",
-    "Plan": "tensorcast_dask.api.plans",
-    "PlanResult": "tensorcast_dask.api.plan_runs",
-    "PlanRun": "tensorcast_dask.api.plan_runs",
+    "Operation": "tensorcast_dask.api.connection.core",
+    "Plan": "tensorcast_dask.api.plans.plan",
+    "PlanResult": "tensorcast_dask.api.plans.run",
+    "PlanRun": "tensorcast_dask.api.plans.run",
     "Session": "tensorcast_dask.api.session",
     "TensorCastError": "tensorcast_dask.exceptions",
     "Worker": "tensorcast_dask.api.worker",
     "artifact": "tensorcast_dask.api.functions",
-    "connect": "tensorcast_dask.api.connecting",
-    "context": "tensorcast_dask.api.plans",
+    "connect": "tensorcast_dask.api.connect",
+    "context": "tensorcast_dask.api.plans.plan",
     "latest": "tensorcast_dask.api.functions",
     "plan": "tensorcast_dask.api.functions",
     "put": "tensorcast_dask.api.functions",

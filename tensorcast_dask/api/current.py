@@ -61,7 +61,7 @@ def current_session(*, instead_of: Any = None) -> Any:
     """
     # A handle that was unpickled in a task finds its session through here, and sessions make
     # handles: the one circle of this room, closed when it is run and not when it is imported.
-    inside = import_module("tensorcast_dask.api.connecting").session_of_task()
+    inside = import_module("tensorcast_dask.api.connect").session_of_task()
     if inside is not None:
         return inside
     if _open and _pid != os.getpid():

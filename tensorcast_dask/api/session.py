@@ -2,8 +2,8 @@
 
 Rules:
 
-1. This file holds the names, arguments and docstrings of the public calls; each is one
-   line of work in a sibling module.
+1. The public calls are the classes of `calls/`: names, arguments and docstrings. Each is
+   one line of work in `actions/` or `plans/`.
 2. Every call blocks in a synchronous program, and is awaited in an asynchronous one or
    inside a coroutine that runs on the session's event loop.
 3. Calls that change something return when the change holds. With `wait=False` they return
@@ -14,19 +14,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Self
 
-from tensorcast_dask.api import tasks
-from tensorcast_dask.api.calls import whole
-from tensorcast_dask.api.finding import Finding
-from tensorcast_dask.api.looking import Looking
-from tensorcast_dask.api.making import Making
-from tensorcast_dask.api.placing import Placing
-from tensorcast_dask.api.planning import Planning
-from tensorcast_dask.api.reading import Reading
+from tensorcast_dask.api.actions import tasks
+from tensorcast_dask.api.calls.base import whole
+from tensorcast_dask.api.calls.finding import Finding
+from tensorcast_dask.api.calls.looking import Looking
+from tensorcast_dask.api.calls.making import Making
+from tensorcast_dask.api.calls.placing import Placing
+from tensorcast_dask.api.calls.planning import Planning
+from tensorcast_dask.api.calls.reading import Reading
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from tensorcast_dask.api.core import Core
+    from tensorcast_dask.api.connection.core import Core
 
 __all__ = ["Session"]
 

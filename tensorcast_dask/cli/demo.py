@@ -96,7 +96,7 @@ def _until(what: Callable[[], Any], promise: str) -> Any:
 def demo(model: Path | None) -> None:
     """Run all steps."""
     from tensorcast_dask.api.cluster import LocalCluster
-    from tensorcast_dask.api.connecting import connect
+    from tensorcast_dask.api.connect import connect
 
     path = model or find_model()
     # It kills workers and nodes on purpose: what Dask and the catalog say of that is no news.

@@ -38,7 +38,7 @@ def session(address: str | None) -> Any:
     click.UsageError
         When there is neither.
     """
-    from tensorcast_dask.api.connecting import connect
+    from tensorcast_dask.api.connect import connect
     from tensorcast_dask.cli.local import running_address
 
     address = address or running_address()

@@ -11,8 +11,8 @@ import pytest
 from distributed import Scheduler
 from distributed.comm.core import connect
 
-from tensorcast_dask.api.catalog_link import CatalogLink
-from tensorcast_dask.api.deadlines import deadline
+from tensorcast_dask.api.connection.catalog import CatalogLink
+from tensorcast_dask.api.connection.deadlines import deadline
 from tensorcast_dask.exceptions import Gone, InvalidArgument
 from tensorcast_dask.scheduler_plugin.dask_private import add_handler
 from tensorcast_dask.scheduler_plugin.sessions import SESSION_OP, Sessions

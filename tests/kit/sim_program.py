@@ -1,4 +1,4 @@
-"""A simulated program: a session that follows the rules of `api.catalog_link`.
+"""A simulated program: a session that follows the rules of `api.connection.catalog`.
 
 Rules:
 

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import tensorcast_dask as tc
-from tensorcast_dask.api.deadlines import deadline
-from tensorcast_dask.api.plan_runs import opening
+from tensorcast_dask.api.connection.deadlines import deadline
+from tensorcast_dask.api.plans.run import opening
 from tensorcast_dask.exceptions import NotFound, PeerLost, TensorCastError
 from tensorcast_dask.tensors.messages import PlanState
 from tests.kit.clusters import Cluster

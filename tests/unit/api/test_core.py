@@ -7,7 +7,7 @@ import errno
 
 import pytest
 
-from tensorcast_dask.api.core import typed
+from tensorcast_dask.api.connection.core import typed
 from tensorcast_dask.exceptions import CapacityError, DeadlineExceeded
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tensorcast_dask.api.deadlines import GRACE_S, MAX_S, Deadline, deadline
+from tensorcast_dask.api.connection.deadlines import GRACE_S, MAX_S, Deadline, deadline
 from tensorcast_dask.exceptions import DeadlineExceeded, InvalidArgument
 
 

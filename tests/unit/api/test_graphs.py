@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from tensorcast_dask.api.graphs import NODE, compile_plan
-from tensorcast_dask.api.steps import Ticket
+from tensorcast_dask.api.plans.graph import NODE, compile_plan
+from tensorcast_dask.api.plans.tasks import Ticket
 from tensorcast_dask.scheduler_plugin import dask_private
 from tensorcast_dask.tensors.contexts import Context
 from tensorcast_dask.tensors.messages import StepOutcome, StepStatus

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tensorcast_dask.api.drafts import index_of
-from tensorcast_dask.api.names import check_labels
+from tensorcast_dask.api.actions.drafts import index_of
+from tensorcast_dask.api.actions.names import check_labels
 from tensorcast_dask.exceptions import InvalidArgument
 
 

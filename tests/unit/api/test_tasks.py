@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tensorcast_dask.api.tasks import holds_future
+from tensorcast_dask.api.actions.tasks import holds_future
 
 
 def test_a_dense_torch_tensor_is_no_mapping_of_futures() -> None:

@@ -1,0 +1,212 @@
+"""Actions that move bytes between nodes and files; the stores do the moving."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from tensorcast_dask.api.actions.names import check_labels, check_version
+from tensorcast_dask.api.actions.same import same_content
+from tensorcast_dask.dataplane.files.model import open_model
+from tensorcast_dask.dataplane.files.reading import segment_sums
+from tensorcast_dask.exceptions import (
+    AbsentError,
+    AlreadyExists,
+    FileError,
+    InvalidArgument,
+    Unimplemented,
+)
+from tensorcast_dask.tensors.ids import ArtifactId, Generation, NodeId, check_name
+from tensorcast_dask.tensors.messages import (
+    ArtifactInfo,
+    Drained,
+    DrainNode,
+    Ensure,
+    LoadFile,
+    Migrate,
+    Moved,
+    Release,
+    SaveFile,
+    Tier,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tensorcast_dask.api.connection.core import Core, Operation
+    from tensorcast_dask.api.connection.deadlines import Deadline
+
+__all__ = ["check_tier", "drain", "ensure", "load", "migrate", "release", "save"]
+
+
+#: What this release keeps bytes in.
+_TIERS: Final = (Tier.HOST, Tier.DISK)
+
+
+def check_tier(device: object) -> Tier:
+    """Give the tier that `device=` names.
+
+    Raises
+    ------
+    InvalidArgument
+        When it names none.
+    Unimplemented
+        When it names one that this release does not have.
+    """
+    here = [str(tier) for tier in _TIERS]
+    if str(device) in here:
+        return Tier(str(device))
+    if str(device) in list(Tier):
+        message = (
+            f"tier {device} is not there in this release; {' and '.join(here)} are"
+        )
+        raise Unimplemented(message)
+    message = f"device must be one of {', '.join(here)}, not {device!r}"
+    raise InvalidArgument(message)
+
+
+async def ensure(
+    core: Core,
+    operation: Operation[Any],
+    generation: int,
+    *,
+    node: str,
+    tier: Tier,
+    why: str,
+    limit: Deadline,
+) -> Moved:
+    """Bring a replica to a node ("" = one of this host, else any)."""
+    request = Ensure(
+        rid=core.link.next_rid(),
+        generation=Generation(generation),
+        node=NodeId(node),
+        deadline_s=limit.left_s(),
+        tier=tier,
+        host=core.host,
+        why=why,
+    )
+    return await core.ask(request, Moved, limit, operation=operation)
+
+
+async def migrate(
+    core: Core,
+    operation: Operation[Any],
+    generation: int,
+    *,
+    source: str,
+    node: str,
+    tier: Tier,
+    limit: Deadline,
+) -> Moved:
+    """Copy, verify, switch the catalog, free the source."""
+    request = Migrate(
+        rid=core.link.next_rid(),
+        generation=Generation(generation),
+        source=NodeId(source),
+        node=NodeId(node),
+        deadline_s=limit.left_s(),
+        tier=tier,
+    )
+    return await core.ask(request, Moved, limit, operation=operation)
+
+
+async def release(
+    core: Core,
+    operation: Operation[Any],
+    generation: int,
+    *,
+    node: str,
+    limit: Deadline,
+) -> None:
+    """Drop one node's replica, or end a caller's lease."""
+    request = Release(
+        rid=core.link.next_rid(),
+        generation=Generation(generation),
+        node=NodeId(node),
+        deadline_s=limit.left_s(),
+    )
+    await core.ask(request, type(None), limit, operation=operation)
+
+
+async def load(
+    core: Core,
+    operation: Operation[Any],
+    path: str | Path,
+    artifact_id: str,
+    *,
+    version: object,
+    node: str,
+    labels: Mapping[str, str] | None,
+    replicas: int,
+    limit: Deadline,
+) -> ArtifactInfo:
+    """Import a model file (or directory, or index of shards)."""
+    request = LoadFile(
+        rid=core.link.next_rid(),
+        id=ArtifactId(check_name(artifact_id)),
+        path=str(Path(path).absolute()),
+        deadline_s=limit.left_s(),
+        version=check_version(version),
+        node=NodeId(node),
+        host=core.host,
+        labels=check_labels(labels),
+        replicas=replicas,
+    )
+    try:
+        return await core.ask(request, ArtifactInfo, limit, operation=operation)
+    except AlreadyExists as error:
+        same = await _same_file(core, request, error, limit)
+        if same is None:
+            raise
+        operation.note = "it was there already, with the same content"
+        return same
+
+
+async def _same_file(
+    core: Core, request: LoadFile, taken: AlreadyExists, limit: Deadline
+) -> ArtifactInfo | None:
+    """Give the artifact that holds the name, when a file that is here has its content."""
+    try:
+        model = await core.in_thread(open_model, request.path)
+    except (AbsentError, FileError):
+        return None  # only the node has it
+    with model:
+        digest = model.index.digest()
+        sums = partial(segment_sums, model)
+        return await same_content(core, request.id, digest, sums, taken, limit)
+
+
+async def save(
+    core: Core,
+    operation: Operation[Any],
+    generation: int,
+    path: str | Path,
+    *,
+    node: str,
+    metadata: Mapping[str, str] | None,
+    max_shard_bytes: int,
+    limit: Deadline,
+) -> Moved:
+    """Write a version as safetensors."""
+    request = SaveFile(
+        rid=core.link.next_rid(),
+        generation=Generation(generation),
+        path=str(Path(path).absolute()),
+        deadline_s=limit.left_s(),
+        node=NodeId(node),
+        host=core.host,
+        metadata=check_labels(metadata),
+        max_shard_bytes=max_shard_bytes,
+    )
+    return await core.ask(request, Moved, limit, operation=operation)
+
+
+async def drain(
+    core: Core, operation: Operation[Any], node: str, *, end: bool, limit: Deadline
+) -> Drained:
+    """Move what a node alone holds to others."""
+    request = DrainNode(
+        rid=core.link.next_rid(), node=NodeId(node), deadline_s=limit.left_s(), end=end
+    )
+    return await core.ask(request, Drained, limit, operation=operation)

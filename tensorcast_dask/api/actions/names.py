@@ -1,0 +1,297 @@
+"""What only the catalog is asked: names, versions, aliases, pins, lists.
+
+Rules:
+
+1. Arguments are checked here, before a message is made; the catalog checks them again.
+2. Every function is a coroutine on the session's loop and moves no bytes.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from tensorcast_dask.exceptions import AbsentError, InvalidArgument, Mismatch, NotFound
+from tensorcast_dask.tensors.ids import ArtifactId, Generation, NodeId, check_name
+from tensorcast_dask.tensors.messages import (
+    AliasState,
+    ArtifactInfo,
+    Describe,
+    Described,
+    Destroy,
+    Destroyed,
+    ListArtifacts,
+    Listed,
+    Locate,
+    Located,
+    Location,
+    Nodes,
+    NodesAsked,
+    Pin,
+    Pinned,
+    Publish,
+    Query,
+    Resolve,
+    Rows,
+    SetAlias,
+    Unpin,
+)
+
+if TYPE_CHECKING:
+    from tensorcast_dask.api.connection.core import Core, Operation
+    from tensorcast_dask.api.connection.deadlines import Deadline
+    from tensorcast_dask.tensors.specs import Index
+
+__all__ = [
+    "check_labels",
+    "check_version",
+    "describe",
+    "destroy",
+    "exists",
+    "find_node",
+    "list_artifacts",
+    "locate",
+    "nodes",
+    "pin",
+    "publish",
+    "query",
+    "resolve",
+    "set_alias",
+    "unpin",
+    "warn_of_shortfall",
+]
+
+_LOG = logging.getLogger(__name__)
+
+_PAGE = 1000
+
+
+def check_version(version: object) -> int:
+    """Return a version number as the wire wants it: 0 for none, -1 for "next"."""
+    if version is None:
+        return 0
+    if version == "next":
+        return -1
+    if isinstance(version, bool) or not isinstance(version, int) or version < 1:
+        message = f'version must be a positive integer, "next" or None, not {version!r}'
+        raise InvalidArgument(message)
+    return version
+
+
+def warn_of_shortfall(info: ArtifactInfo) -> None:
+    """Say in the log that a version has fewer replicas than were asked for."""
+    if info.degraded:
+        _LOG.warning(
+            "%r v%d has fewer replicas than asked for: %s",
+            info.id,
+            info.version,
+            info.degraded,
+        )
+
+
+def check_labels(labels: object) -> dict[str, str]:
+    """Return labels as plain text to text."""
+    if labels is not None and not isinstance(labels, Mapping):
+        message = f"labels must map text to text, not be {type(labels).__name__}"
+        raise InvalidArgument(message)
+    checked = dict(labels or {})
+    for key, value in checked.items():
+        check_name(key, what="label")
+        if not isinstance(value, str):
+            message = f"label {key!r} must be text, not {type(value).__name__}"
+            raise InvalidArgument(message)
+    return checked
+
+
+async def resolve(
+    core: Core,
+    artifact_id: str,
+    *,
+    version: int = 0,
+    published: bool = False,
+    limit: Deadline,
+) -> ArtifactInfo:
+    """Which generation a name means now."""
+    name = ArtifactId(check_name(artifact_id))
+    request = Resolve(
+        rid=core.link.next_rid(), id=name, version=version, published=published
+    )
+    return await core.ask(request, ArtifactInfo, limit)
+
+
+async def exists(
+    core: Core, artifact_id: str, *, version: int, limit: Deadline
+) -> bool:
+    """Whether the name can be read; no pin, lease or touch."""
+    try:
+        await resolve(core, artifact_id, version=version, limit=limit)
+    except AbsentError:
+        return False
+    return True
+
+
+async def describe(core: Core, generation: int, limit: Deadline) -> Index:
+    """Give the index of a generation; kept, since it never changes."""
+    known = core.stores.indices.get(generation)
+    if known is None:
+        request = Describe(rid=core.link.next_rid(), generation=Generation(generation))
+        described = await core.ask(request, Described, limit)
+        known = core.stores.remember_index(generation, described.index)
+    return known
+
+
+async def locate(core: Core, generation: int, limit: Deadline) -> tuple[Location, ...]:
+    """Replicas that are believed alive, best first."""
+    request = Locate(rid=core.link.next_rid(), generation=Generation(generation))
+    located = await core.ask(request, Located, limit)
+    core.stores.learn(location.card for location in located.locations)
+    return located.locations
+
+
+async def nodes(core: Core, limit: Deadline) -> Nodes:
+    """All nodes whose lease runs."""
+    answer = await core.ask(NodesAsked(rid=core.link.next_rid()), Nodes, limit)
+    core.stores.learn(state.card for state in answer.nodes)
+    return answer
+
+
+async def publish(
+    core: Core,
+    operation: Operation[Any],
+    info: ArtifactInfo,
+    version: object,
+    limit: Deadline,
+) -> ArtifactInfo:
+    """Make a version visible to `latest`."""
+    if version is not None and check_version(version) != info.version:
+        message = (
+            f"{info.id!r} is version {info.version}, not {version}; "
+            f"publish it as {info.version}, or put it with version={version}"
+        )
+        raise Mismatch(message)
+    request = Publish(rid=core.link.next_rid(), generation=info.generation)
+    return await core.ask(request, ArtifactInfo, limit, operation=operation)
+
+
+async def destroy(
+    core: Core,
+    operation: Operation[Any],
+    artifact_id: str,
+    generation: int,
+    limit: Deadline,
+) -> Destroyed:
+    """End a version, or all of an id."""
+    request = Destroy(
+        rid=core.link.next_rid(),
+        id=ArtifactId(check_name(artifact_id)),
+        generation=Generation(generation),
+        deadline_s=limit.left_s(),
+    )
+    return await core.ask(request, Destroyed, limit, operation=operation)
+
+
+async def pin(
+    core: Core, generation: int, *, ttl_s: object, node: str, limit: Deadline
+) -> Pinned:
+    """Promise not to evict."""
+    if not isinstance(ttl_s, int | float) or ttl_s is True or not ttl_s > 0:
+        message = f"ttl must be positive seconds or math.inf, not {ttl_s!r}"
+        raise InvalidArgument(message)
+    request = Pin(
+        rid=core.link.next_rid(),
+        generation=Generation(generation),
+        ttl_s=math.inf if ttl_s > sys.float_info.max else float(ttl_s),
+        node=NodeId(node),
+    )
+    return await core.ask(request, Pinned, limit)
+
+
+async def unpin(core: Core, generation: int, number: int, limit: Deadline) -> None:
+    """Take a pin back."""
+    request = Unpin(
+        rid=core.link.next_rid(), generation=Generation(generation), pin=number
+    )
+    await core.ask(request, type(None), limit)
+
+
+async def set_alias(
+    core: Core, name: str, generation: int, expect: object, limit: Deadline
+) -> AliasState:
+    """Move a name by compare-and-set."""
+    if expect is None:
+        expected = -1
+    elif isinstance(expect, int) and not isinstance(expect, bool) and expect >= 0:
+        expected = expect
+    else:
+        message = f"expect must be the alias generation that you saw, 0 or None, not {expect!r}"
+        raise InvalidArgument(message)
+    request = SetAlias(
+        rid=core.link.next_rid(),
+        name=ArtifactId(check_name(name, what="alias")),
+        generation=Generation(generation),
+        expect=expected,
+    )
+    return await core.ask(request, AliasState, limit)
+
+
+async def list_artifacts(
+    core: Core,
+    *,
+    prefix: str,
+    labels: Mapping[str, str] | None,
+    all_versions: bool,
+    limit: Deadline,
+) -> list[ArtifactInfo]:
+    """Every artifact that matches, by id; paged, so that the scheduler is never held up."""
+    wanted = check_labels(labels)
+    found: list[ArtifactInfo] = []
+    after = ""
+    while True:
+        request = ListArtifacts(
+            rid=core.link.next_rid(),
+            prefix=prefix,
+            labels=wanted,
+            after=after,
+            limit=_PAGE,
+            all_versions=all_versions,
+        )
+        page = await core.ask(request, Listed, limit)
+        found += page.infos
+        after = page.after
+        if not after:
+            return found
+
+
+async def query(core: Core, sql: object, *, rows: int, limit: Deadline) -> Rows:
+    """One SELECT over the catalog's tables."""
+    if not isinstance(sql, str) or not sql.strip():
+        message = "sql must be the text of one SELECT"
+        raise InvalidArgument(message)
+    if math.isnan(rows) or rows < 1:
+        message = f"limit must be at least 1, not {rows}"
+        raise InvalidArgument(message)
+    request = Query(
+        rid=core.link.next_rid(), sql=sql, limit=rows, deadline_s=limit.left_s()
+    )
+    return await core.ask(request, Rows, limit)
+
+
+def find_node(all_nodes: Nodes, wanted: str) -> NodeId:
+    """Give the node that a name, Dask address or node id means.
+
+    Raises
+    ------
+    NotFound
+        When none does; the message lists those there are.
+    """
+    for state in all_nodes.nodes:
+        if wanted in (state.card.node, state.card.name, state.card.worker):
+            return state.card.node
+    names = ", ".join(
+        repr(state.card.name or state.card.node) for state in all_nodes.nodes
+    )
+    message = f"no node {wanted!r}; there are: {names or 'none'}"
+    raise NotFound(message)

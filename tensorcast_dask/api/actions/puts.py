@@ -1,0 +1,411 @@
+"""Making artifacts: the steps that all ways share, and put.
+
+Rules:
+
+1. The order is fixed: name at the catalog, room at the store, bytes, freeze, commit. A
+   failure in between gives the name and the room back. A small put asks for its commit
+   together with its name: it takes effect when the node announces the bytes.
+2. What the caller may change later is copied before a call returns.
+3. A name that is taken by equal content is the caller's artifact; by other content it is
+   AlreadyExists. Contents are compared by their sums, and only in that case.
+4. A creation that was on no disk yet when the scheduler was killed is unknown to its
+   successor: the whole put is done again, within the same deadline. The workers went with
+   the scheduler, so it waits a while for one to come back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from tensorcast_dask.api.actions.names import check_labels, check_version
+from tensorcast_dask.api.actions.same import same_content
+from tensorcast_dask.api.connection.deadlines import Deadline, deadline
+from tensorcast_dask.dataplane import arrays, memory
+from tensorcast_dask.dataplane.remote import allow_reader
+from tensorcast_dask.exceptions import (
+    AbsentError,
+    AlreadyExists,
+    CapacityError,
+    PeerLost,
+    TensorCastError,
+    UnsupportedPlatform,
+)
+from tensorcast_dask.tensors.checksums import encode_sums
+from tensorcast_dask.tensors.ids import (
+    ArtifactId,
+    Generation,
+    NodeId,
+    RequestId,
+    check_name,
+    epoch_of,
+)
+from tensorcast_dask.tensors.messages import (
+    Abort,
+    AbortCreated,
+    ArtifactInfo,
+    Commit,
+    CommitCreated,
+    Create,
+    Created,
+    Done,
+    Fill,
+    KeepCreating,
+    Owner,
+    Reserve,
+    Reserved,
+    Write,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tensorcast_dask.api.connection.core import Core
+    from tensorcast_dask.dataplane.arrays import Source
+    from tensorcast_dask.dataplane.framing import Frame
+    from tensorcast_dask.tensors.specs import Index
+
+__all__ = [
+    "Commitment",
+    "creation",
+    "finish",
+    "give_back",
+    "keep_alive",
+    "put",
+    "reserve",
+    "take_name",
+]
+
+_THREADS: Final = 2
+#: Tensors that are described on the event loop.
+_FEW: Final = 16
+#: How long to wait for the truth about a commit whose node was lost.
+_DOUBT_S: Final = 5.0
+_PIECE_BYTES: Final = 16 << 20
+_CREATE_TTL_S: Final = 60.0
+#: How long a put that is done again waits for a node that can take it, looking so often.
+_RETURN_S: Final = 30.0
+_AGAIN_S: Final = 0.2
+
+
+class Commitment(NamedTuple):
+    """The `CommitCreated` that a `Create` brings with it, word for word."""
+
+    rid: RequestId = RequestId("")
+    deadline_s: float = 0.0
+
+
+LATER: Final = Commitment()
+
+
+async def take_name(
+    core: Core,
+    artifact_id: str,
+    index: Index,
+    *,
+    owner: Owner,
+    labels: Mapping[str, str] | None,
+    replicas: int,
+    version: object,
+    node: str,
+    limit: Deadline,
+    commit: Commitment = LATER,
+) -> Created:
+    """Take (id, version) in the catalog; `commit` as in `messages.Create`."""
+    request = Create(
+        rid=core.link.next_rid(),
+        id=ArtifactId(check_name(artifact_id)),
+        nbytes=index.nbytes,
+        index=index.encode(),
+        index_digest=index.digest(),
+        tensors=len(index),
+        version=check_version(version),
+        owner=owner,
+        labels=check_labels(labels),
+        node=NodeId(node),
+        host=core.host,
+        replicas=replicas,
+        ttl_s=_CREATE_TTL_S,
+        commit=commit.rid,
+        commit_deadline_s=commit.deadline_s,
+    )
+    created = await core.ask(request, Created, limit)
+    core.stores.learn([created.node])
+    return created
+
+
+async def put(
+    core: Core,
+    tensors: Any,
+    artifact_id: str,
+    *,
+    labels: Mapping[str, str] | None,
+    replicas: int,
+    version: object,
+    node: str,
+    limit: Deadline,
+) -> ArtifactInfo:
+    """Copy tensors into the cluster."""
+    if isinstance(tensors, Mapping) and len(tensors) > _FEW:
+        index, sources = await core.in_thread(arrays.canonical, tensors)
+    else:  # describing reads no element; a thread costs more
+        index, sources = arrays.canonical(tensors)
+    named = check_labels(labels)
+    patient = deadline(0.0)
+    while True:
+        with contextlib.ExitStack() as stack:
+            commit = LATER
+            if index.nbytes <= core.stores.small_bytes and limit.left_s() > _DOUBT_S:
+                rid = stack.enter_context(core.link.foreseen(CommitCreated))
+                commit = Commitment(rid, limit.left_s())
+            try:
+                created = await take_name(
+                    core,
+                    artifact_id,
+                    index,
+                    owner=Owner.SYSTEM,
+                    labels=labels,
+                    replicas=replicas,
+                    version=version,
+                    node=node,
+                    limit=limit,
+                    commit=commit,
+                )
+            except AlreadyExists as error:
+                sums = partial(_sums, index, sources)
+                digest = index.digest()
+                same = await same_content(core, artifact_id, digest, sums, error, limit)
+                if same is None:
+                    raise
+                return same
+            except CapacityError:
+                if not patient.left_s() or not limit.left_s():
+                    raise
+                await asyncio.sleep(_AGAIN_S)
+                continue
+            what = ArtifactId(artifact_id), index, sources, named, limit
+            try:
+                return await _bring(core, created, what, commit)
+            except AbsentError:
+                if not _is_forgotten(core, created):
+                    raise
+                limit.check("the put was done again after a restart of the scheduler")
+                patient = deadline(_RETURN_S)
+
+
+async def _bring(
+    core: Core, created: Created, what: Any, commit: Commitment
+) -> ArtifactInfo:
+    """Send the bytes and have the commit answered."""
+    limit: Deadline = what[-1]
+    try:
+        async with creation(core, created):
+            await core.in_thread(_send, core, created, *what)
+            return await finish(core, created, limit, commit)
+    except PeerLost:
+        if commit is LATER:
+            raise
+        # The node was lost, perhaps after it had announced what it had got.
+        with contextlib.suppress(TensorCastError):
+            return await finish(core, created, deadline(_DOUBT_S), commit)
+        raise
+
+
+def _is_forgotten(core: Core, created: Created) -> bool:
+    """Say whether a later catalog than that which began a creation speaks now (rule 4)."""
+    greeting = core.link.greeting
+    return greeting is not None and greeting.epoch > epoch_of(created.generation)
+
+
+def _sums(index: Index, sources: Sequence[Source], chunk_bytes: int) -> bytes:
+    content = arrays.RangeReader(sources, index)
+    return encode_sums(
+        [
+            memory.sum_of(content.read(at, min(chunk_bytes, index.nbytes - at)).data)
+            for at in range(0, index.nbytes, chunk_bytes)
+        ]
+    )
+
+
+@contextlib.asynccontextmanager
+async def creation(core: Core, created: Created) -> Any:
+    """Keep a creation alive; give it back when the body fails."""
+    keepers: list[asyncio.Task[None]] = []
+    loop = asyncio.get_running_loop()
+    # Most are over before they need any keeping: no task for them.
+    later = loop.call_later(
+        _CREATE_TTL_S / 4,
+        lambda: keepers.append(
+            loop.create_task(keep_alive(core, created.generation, at_once=True))
+        ),
+    )
+    try:
+        yield
+    except BaseException:
+        request = AbortCreated(rid=core.link.next_rid(), generation=created.generation)
+        with contextlib.suppress(TensorCastError):
+            await core.ask(request, type(None), deadline(5.0))
+        raise
+    finally:
+        later.cancel()
+        for keeper in keepers:
+            keeper.cancel()
+
+
+async def keep_alive(
+    core: Core, generation: Generation, *, at_once: bool = False
+) -> None:
+    """Tell the catalog from time to time that a creation is alive."""
+    while True:
+        if not at_once:
+            await asyncio.sleep(_CREATE_TTL_S / 3)
+        at_once = False
+        request = KeepCreating(
+            rid=core.link.next_rid(), generation=generation, ttl_s=_CREATE_TTL_S
+        )
+        with contextlib.suppress(TensorCastError):
+            await core.ask(request, type(None), deadline(_CREATE_TTL_S / 3))
+
+
+async def finish(
+    core: Core, created: Created, limit: Deadline, commit: Commitment = LATER
+) -> ArtifactInfo:
+    """Commit a creation whose bytes are at its node."""
+    request = CommitCreated(
+        rid=commit.rid or core.link.next_rid(),
+        generation=created.generation,
+        deadline_s=commit.deadline_s or limit.left_s(),
+    )
+    info = await core.ask(request, ArtifactInfo, limit)
+    if created.node.host == core.host:
+        core.stores.remember_place(created.generation, created.node.node)
+    return info
+
+
+# -------------------------------------------------------------------- bytes to the store
+def _send(
+    core: Core,
+    created: Created,
+    artifact_id: ArtifactId,
+    index: Index,
+    sources: Sequence[Source],
+    labels: dict[str, str],
+    limit: Deadline,
+) -> None:
+    """Bring the bytes to the node and freeze them there. Blocks."""
+    if index.nbytes <= core.stores.small_bytes:
+        content = bytearray(index.nbytes)
+        arrays.copy_into(sources, index, content, threads=1)
+        commit = Commit(
+            rid=core.link.next_rid(),
+            generation=created.generation,
+            index=index.encode(),
+            inline=True,
+            id=artifact_id,
+            version=created.version,
+            labels=labels,
+        )
+        core.stores.ask(created.node, commit, Done, limit, payload=content)
+        return
+    frame = reserve(core, created, artifact_id, index.nbytes, labels, limit)
+    try:
+        if frame.message.mapped:
+            _fill_here(core, created, frame, index, sources, limit)
+        else:
+            _fill_remote(core, created, index, sources, limit)
+        commit = Commit(
+            rid=core.link.next_rid(),
+            generation=created.generation,
+            index=index.encode(),
+        )
+        core.stores.ask(created.node, commit, Done, limit)
+    except BaseException:
+        give_back(core, created)
+        raise
+
+
+def reserve(
+    core: Core,
+    created: Created,
+    artifact_id: ArtifactId,
+    nbytes: int,
+    labels: dict[str, str],
+    limit: Deadline,
+) -> Frame[Reserved]:
+    """Ask the node for room; the frame brings a description when it is mapped."""
+    request = Reserve(
+        rid=core.link.next_rid(),
+        generation=created.generation,
+        id=artifact_id,
+        version=created.version,
+        nbytes=nbytes,
+        deadline_s=limit.left_s(),
+        map=created.node.host == core.host,
+        labels=labels,
+    )
+    return core.stores.ask(created.node, request, Reserved, limit)
+
+
+def give_back(core: Core, created: Created) -> None:
+    """Give a reservation back, as far as the node can be reached."""
+    request = Abort(rid=core.link.next_rid(), generation=created.generation)
+    with contextlib.suppress(TensorCastError):
+        core.stores.ask(created.node, request, Done, deadline(5.0))
+
+
+def _fill_here(
+    core: Core,
+    created: Created,
+    frame: Frame[Reserved],
+    index: Index,
+    sources: Sequence[Source],
+    limit: Deadline,
+) -> None:
+    """Fill a segment of this host and close its description.
+
+    Pages that are there: the store reads this process into a map that it keeps. Else, and
+    where it may not: by `pwrite`. A map of our own would have to make its page table anew,
+    which costs more than the copy (`docs/facts.md`).
+    """
+    fd = frame.take_fd()
+    try:
+        spans, others = arrays.spans(sources, index)
+        if frame.message.warm and not others:
+            allow_reader(created.node.pid)
+            request = Fill(
+                rid=core.link.next_rid(), generation=created.generation, spans=spans
+            )
+            with contextlib.suppress(UnsupportedPlatform):
+                core.stores.ask(created.node, request, Done, limit)
+                return
+        arrays.write_into(sources, index, fd)
+    finally:
+        os.close(fd)
+
+
+def _fill_remote(
+    core: Core,
+    created: Created,
+    index: Index,
+    sources: Sequence[Source],
+    limit: Deadline,
+) -> None:
+    """Send the content in chunks over TCP; no more than a few of them are ever copied."""
+    content = arrays.RangeReader(sources, index)
+    step = core.stores.chunk_bytes
+
+    def send(offset: int) -> None:
+        request = Write(
+            rid=core.link.next_rid(), generation=created.generation, offset=offset
+        )
+        part = content.read(offset, min(step, index.nbytes - offset))
+        core.stores.ask(created.node, request, Done, limit, payload=part.data)
+
+    memory.run_parallel(
+        [partial(send, offset) for offset in range(0, index.nbytes, step)],
+        threads=_THREADS,
+    )

@@ -1,0 +1,416 @@
+"""Reading artifacts: maps where a node of this host holds them, bytes over TCP elsewhere.
+
+The order in which bytes are looked for:
+
+1. the node of this host where the generation was last found, else the few nodes of this
+   host one after the other: no word with the catalog;
+2. any node of this host that the catalog lists;
+3. a node of this host that is told to get it (`Ensure`), then 2: the next reader maps;
+4. where no node is on this host: chunks from any holder into this process's own memory.
+
+Rules:
+
+1. A result is private to its caller on every path.
+2. A result's memory lives until its last tensor is gone, whatever is destroyed, evicted or
+   closed meanwhile.
+3. Bytes that crossed a host's border are verified before they are handed out.
+4. A view moves the bytes of the view, not of its base.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from tensorcast_dask.api.actions import moves, names
+from tensorcast_dask.api.actions.fetching import fetch
+from tensorcast_dask.api.artifact import spec_dict
+from tensorcast_dask.api.connection.core import Operation
+from tensorcast_dask.dataplane import arrays, memory
+from tensorcast_dask.dataplane.maps import PrivateMap
+from tensorcast_dask.exceptions import (
+    AbsentError,
+    DataLost,
+    DeadlineExceeded,
+    Gone,
+    Incomplete,
+    InvalidArgument,
+    Mismatch,
+    NotFound,
+    PeerLost,
+    ResourceError,
+    WrongPeer,
+)
+from tensorcast_dask.tensors.ids import ArtifactId
+from tensorcast_dask.tensors.messages import (
+    ArtifactInfo,
+    Done,
+    Location,
+    NodeCard,
+    Nodes,
+    Open,
+    Opened,
+    Owner,
+    RegisterView,
+    State,
+    StateAsked,
+    Tier,
+    TierUse,
+)
+from tensorcast_dask.tensors.specs import Index
+from tensorcast_dask.tensors.views import ResolvedView, View, view_id
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
+
+    from tensorcast_dask.api.connection.core import Core
+    from tensorcast_dask.api.connection.deadlines import Deadline
+
+__all__ = [
+    "Found",
+    "debug_state",
+    "meta",
+    "pool",
+    "read",
+    "read_into",
+    "save_view",
+    "view",
+]
+
+#: How many nodes of this host are asked before the catalog, and how long each.
+_TRIED: Final = 4
+_LOOK_S: Final = 1.0
+_UNREACHED: Final = (PeerLost, WrongPeer)
+#: How often bytes of a version may arrive damaged: once or twice it may have been the way.
+_MOST_DAMAGED: Final = 3
+#: How long a reader rests before it asks the catalog again where the holders are.
+_FIRST_PAUSE_S: Final = 0.005
+_LONGEST_PAUSE_S: Final = 0.2
+
+
+# -------------------------------------------------------------------- from a local store
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Bytes of a read, private to it."""
+
+    index: Index
+    buffer: Any
+    #: How the tensors of a view lie in the buffer; None for a whole artifact.
+    view: View | ResolvedView | None
+
+
+def _open_at(core: Core, card: NodeCard, info: ArtifactInfo, limit: Deadline) -> Found:
+    """Give a replica of this host: a private map, or a copy when small."""
+    generation = info.generation
+    request = Open(
+        rid=core.link.next_rid(),
+        generation=generation,
+        deadline_s=limit.left_s(),
+        map=card.mapping or core.stores.own is None,
+    )
+    frame = core.stores.ask(card, request, Opened, limit)
+    opened = frame.message
+    index = core.stores.index(generation, opened.index)
+    core.stores.remember_place(generation, card.node)
+    view = View.decode(info.view) if info.view else None
+    if opened.mapped:
+        return Found(index, PrivateMap(frame.take_fd(), opened.nbytes).buffer, view)
+    return Found(index, bytearray() if frame.payload is None else frame.payload, view)
+
+
+def _open_here(core: Core, info: ArtifactInfo, limit: Deadline) -> Found | None:
+    """Take step 1; None when no node of this host has it at hand."""
+    hint = core.stores.place(info.generation)
+    cards = [hint] if hint is not None and hint.host == core.host else []
+    if info.owner is not Owner.CALLER:
+        cards += [card for card in core.stores.local()[:_TRIED] if card != hint]
+    for card in cards:
+        try:
+            # Only a look: a node that must restore it first, or that stands still, is left
+            # for what the catalog knows.
+            return _open_at(core, card, info, limit.look(_LOOK_S))
+        except (AbsentError, DeadlineExceeded, *_UNREACHED):
+            core.stores.forget_place(info.generation)
+    return None
+
+
+async def _places(
+    core: Core, info: ArtifactInfo, limit: Deadline
+) -> Sequence[Location]:
+    """Ask where it is; who is told that it is gone is told its name."""
+    try:
+        return await names.locate(core, info.generation, limit)
+    except Gone as error:
+        message = (
+            f"{info.id!r} v{info.version} is gone: it was destroyed or released; "
+            "ask for the artifact by its name again"
+        )
+        raise Gone(message, error.data) from None
+
+
+async def _find(core: Core, info: ArtifactInfo, limit: Deadline) -> Found:
+    """Take steps 2 to 4, again while holders come and go.
+
+    That a version is gone or lost is the catalog's word alone: a store that does not have
+    it (any more) was left by a move, a release or an eviction.
+    """
+    pause_s, patience_s, damaged = _FIRST_PAUSE_S, _LOOK_S, 0
+    while True:
+        cards = [at.card for at in await _places(core, info, limit)]
+        try:
+            return await _find_at(core, info, cards, limit, patience_s)
+        except Incomplete:
+            raise
+        except (AbsentError, DeadlineExceeded, *_UNREACHED) as error:
+            last = error
+        damaged += bool(last.data.get("damaged"))
+        if damaged >= _MOST_DAMAGED:
+            raise last
+        patience_s *= 2
+        if limit.left_s() <= 0:
+            message = f"{info.id!r} v{info.version} could not be read in time: {last}"
+            raise DeadlineExceeded(message) from last
+        await asyncio.sleep(min(pause_s, limit.left_s()))
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+
+async def _find_at(
+    core: Core,
+    info: ArtifactInfo,
+    cards: list[NodeCard],
+    limit: Deadline,
+    patience_s: float,
+) -> Found:
+    local = [c for c in cards if c.host == core.host and c.kind == "store"]
+    # Who stands still is left after a while, if there is somebody else to turn to.
+    each = limit.sooner(patience_s) if len(cards) > 1 else limit
+    for card in local:
+        try:
+            return await core.in_thread(_open_at, core, card, info, each)
+        except (AbsentError, *_UNREACHED):
+            continue
+        except DeadlineExceeded:
+            if each is limit or limit.poll:
+                raise
+    if not (local or info.owner is Owner.CALLER or info.view):
+        found = await _bring(core, info, limit)
+        if found is not None:
+            return found
+    return Found(*await core.in_thread(fetch, core, info, cards, limit))
+
+
+async def _bring(core: Core, info: ArtifactInfo, limit: Deadline) -> Found | None:
+    """Have a node of this host get it; None when none lives or none has room."""
+    for node in core.stores.local():
+        operation: Operation[Any] = Operation(core, "read", info.id)
+        with contextlib.suppress(AbsentError, ResourceError, *_UNREACHED):
+            await moves.ensure(
+                core,
+                operation,
+                info.generation,
+                node=node.node,
+                tier=Tier.HOST,
+                why="read",
+                limit=limit,
+            )
+            return await core.in_thread(_open_at, core, node, info, limit)
+    return None
+
+
+def read(
+    core: Core,
+    info: ArtifactInfo,
+    *,
+    framework: str | None,
+    names: Iterable[str] | None,
+    limit: Deadline,
+    only: bool = False,
+) -> Any:
+    """Give the tensors; blocks in a thread, an awaitable on the loop."""
+    wanted = (
+        None if names is None else [names] if isinstance(names, str) else list(names)
+    )
+
+    def finish(found: Found) -> Any:
+        made = arrays.materialise(
+            found.buffer,
+            found.index,
+            framework=framework,
+            names=wanted,
+            view=found.view,
+        )
+        return next(iter(made.values())) if only else made
+
+    async def everywhere() -> Any:
+        return finish(await _find(core, info, limit))
+
+    async def work() -> Any:
+        found = await core.in_thread(_open_here, core, info, limit)
+        return finish(found) if found is not None else await everywhere()
+
+    if core.asynchronous:
+        return core.call(work)
+    # The hot path stays in the caller's thread: no hop to the event loop and back.
+    found = _open_here(core, info, limit)
+    return finish(found) if found is not None else core.call(everywhere)
+
+
+def read_into(
+    core: Core, info: ArtifactInfo, targets: Mapping[str, Any], limit: Deadline
+) -> Any:
+    """Copy into the caller's arrays, all of them checked first."""
+    if not hasattr(targets, "items"):
+        message = "targets must map tensor names to arrays"
+        raise InvalidArgument(message)
+
+    async def work() -> None:
+        found = await core.in_thread(_open_here, core, info, limit)
+        found = found or await _find(core, info, limit)
+        await core.in_thread(_copy_out, found, targets)
+
+    return core.call(work)
+
+
+def _copy_out(found: Found, targets: Mapping[str, Any]) -> None:
+    index, buffer = (
+        (found.index, found.buffer) if found.view is None else _packed(found)
+    )
+    arrays.copy_out(buffer, index, targets)
+
+
+def _packed(found: Found) -> tuple[Index, memoryview]:
+    """Give the tensors of a view as a segment of their own."""
+    made = arrays.materialise(
+        found.buffer, found.index, framework="raw", view=found.view
+    )
+    index = Index.of(
+        raw.spec for raw in made.values() if isinstance(raw, arrays.RawTensor)
+    )
+    content = memory.private(index.nbytes)
+    for raw, offset, size in zip(
+        made.values(), index.offsets, index.sizes, strict=True
+    ):
+        assert isinstance(raw, arrays.RawTensor)
+        content[offset : offset + size] = raw.data
+    return index, content
+
+
+# -------------------------------------------------------------------- metadata and views
+async def meta(
+    core: Core, info: ArtifactInfo, name: str | None, limit: Deadline
+) -> Any:
+    """Specs by name, or one."""
+    index = await names.describe(core, info.generation, limit)
+    if info.view:
+        resolved = View.decode(info.view).resolve(index)
+        specs = spec_dict(tensor.spec for tensor in resolved.tensors)
+    else:
+        specs = spec_dict(index.specs())
+    if name is None:
+        return specs
+    if name not in specs:
+        message = (
+            f"{info.id!r} has no tensor {name!r}; it has {', '.join(list(specs)[:10])}"
+        )
+        raise NotFound(message)
+    return specs[name]
+
+
+async def view(
+    core: Core, info: ArtifactInfo, what: Any, name: str | None, limit: Deadline
+) -> ArtifactInfo:
+    """Describe a derived artifact and make it findable."""
+    index = await names.describe(core, info.generation, limit)
+    base = View.decode(info.view) if info.view else None
+    seen = (
+        index.names
+        if base is None
+        else tuple(tensor.spec.name for tensor in base.resolve(index).tensors)
+    )
+    step, own_id = _step(seen, what, name)
+    described = step if base is None else base.then(step)
+    resolved = described.resolve(index)
+    base_id = info.base or info.id
+    request = RegisterView(
+        rid=core.link.next_rid(),
+        id=ArtifactId(own_id or view_id(base_id, info.generation, resolved)),
+        generation=info.generation,
+        view=resolved.described().encode(),
+        index_digest=resolved.packed()[0].digest(),
+        nbytes=resolved.nbytes,
+        tensors=len(resolved.tensors),
+    )
+    return await core.ask(request, ArtifactInfo, limit)
+
+
+def _step(seen: Sequence[str], what: Any, name: str | None) -> tuple[View, str | None]:
+    """Give what the caller described: the view step, and the id it asked for."""
+    if isinstance(what, View):
+        return what, name
+    if hasattr(what, "items"):
+        return View.of(dict(what.items())), name
+    if name is None:
+        if len(seen) != 1:
+            message = (
+                f"say which of the {len(seen)} tensors to slice: view(slice, name) or "
+                "view({name: slice})"
+            )
+            raise Mismatch(message)
+        name = seen[0]
+    return View.of({name: what}), None
+
+
+async def save_view(
+    core: Core,
+    info: ArtifactInfo,
+    path: str | Path,
+    metadata: Mapping[str, str] | None,
+    limit: Deadline,
+) -> Done:
+    """Write a view from this process: the stores hold its base, not it."""
+    from tensorcast_dask.dataplane.files.save import save
+
+    found = await core.in_thread(_open_here, core, info, limit)
+    content_of = found or await _find(core, info, limit)
+
+    def write() -> Done:
+        own, content = _packed(content_of)
+        save(path, own, content, metadata=names.check_labels(metadata))
+        return Done(nbytes=own.nbytes)
+
+    return await core.in_thread(write)
+
+
+# -------------------------------------------------------------------- sums over nodes
+def pool(nodes: Nodes) -> dict[Tier, TierUse]:
+    """Each tier summed over all nodes."""
+    total: dict[Tier, TierUse] = {}
+    for state in nodes.nodes:
+        for tier, use in state.uses.items():
+            known = total.get(tier, TierUse())
+            fields = {
+                name: getattr(known, name) + getattr(use, name)
+                for name in TierUse.__struct_fields__
+            }
+            total[tier] = TierUse(**fields)
+    return total
+
+
+async def debug_state(core: Core, catalog: bytes, limit: Deadline) -> dict[str, Any]:
+    """Give what the catalog and every reachable store say of themselves."""
+    stores: dict[str, Any] = {}
+    for state in (await names.nodes(core, limit)).nodes:
+        request = StateAsked(rid=core.link.next_rid())
+        try:
+            frame = await core.in_thread(
+                core.stores.ask, state.card, request, State, limit
+            )
+        except (DataLost, *_UNREACHED) as error:
+            stores[state.card.node] = {"error": str(error)}
+        else:
+            stores[state.card.node] = json.loads(frame.message.json)
+    return {"catalog": json.loads(catalog), "stores": stores}

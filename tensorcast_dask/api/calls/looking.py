@@ -1,0 +1,99 @@
+"""Calls that look at the cluster."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tensorcast_dask.api.actions import names, reads
+from tensorcast_dask.api.calls.base import Calls, ref_of
+from tensorcast_dask.api.worker import Worker
+from tensorcast_dask.tensors.messages import CatalogStateAsked, StateJson
+
+if TYPE_CHECKING:
+    from tensorcast_dask.api.artifact import Artifact
+
+__all__ = ["Looking"]
+
+
+class Looking(Calls):
+    """What looks at the cluster."""
+
+    def workers(self) -> Any:
+        """Nodes with a live Dask worker, ordered by name."""
+        limit = self._core.deadline(None)
+
+        async def work() -> list[Worker]:
+            states = (await names.nodes(self._core, limit)).nodes
+            alive = [s for s in states if s.attended and s.card.kind == "store"]
+            return [
+                Worker(state, self._session)
+                for state in sorted(alive, key=lambda s: s.card.name)
+            ]
+
+        return self._core.call(work)
+
+    def nodes(self) -> Any:
+        """All nodes whose lease runs, unattended ones too: a list of `NodeState`."""
+        limit = self._core.deadline(None)
+
+        async def work() -> list[Any]:
+            return list((await names.nodes(self._core, limit)).nodes)
+
+        return self._core.call(work)
+
+    def pool(self) -> Any:
+        """Give the cluster as one pool: a `TierUse` for each tier, summed over nodes."""
+        limit = self._core.deadline(None)
+
+        async def work() -> dict[Any, Any]:
+            return reads.pool(await names.nodes(self._core, limit))
+
+        return self._core.call(work)
+
+    def sql(
+        self, query: str, *, limit: int = 10_000, deadline: float | None = None
+    ) -> Any:
+        """Run one SELECT over the catalog.
+
+        Tables: artifacts, versions, replicas, nodes, leases, pins, operations, transfers,
+        events.
+
+        Returns
+        -------
+        Rows
+            With `columns` and `rows`.
+        """
+        within = self._core.deadline(deadline)
+        return self._core.call(
+            lambda: names.query(self._core, query, rows=limit, limit=within)
+        )
+
+    def explain(self, ref: Artifact | Worker | str) -> Any:
+        """Why is it as it is: sentences, oldest first.
+
+        Parameters
+        ----------
+        ref : Artifact, Worker or str
+            An artifact or its id, a node, or the id of a request.
+
+        Returns
+        -------
+        list of str
+
+        Raises
+        ------
+        NotFound
+            When nothing is called so.
+        """
+        return self._core.explain(ref.node if isinstance(ref, Worker) else ref_of(ref))
+
+    def debug_state(self) -> Any:
+        """State of the catalog and of every store, as one dict; equal to its baseline at rest."""
+        limit = self._core.deadline(None)
+
+        async def work() -> dict[str, Any]:
+            request = CatalogStateAsked(rid=self._core.link.next_rid())
+            catalog = await self._core.ask(request, StateJson, limit)
+            return await reads.debug_state(self._core, catalog.json, limit)
+
+        return self._core.call(work)

@@ -1,0 +1,95 @@
+"""Calls that read artifacts; `Artifact` is their public face."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tensorcast_dask.api.actions import reads
+from tensorcast_dask.api.artifact import Artifact
+from tensorcast_dask.api.calls.base import Calls
+from tensorcast_dask.exceptions import Mismatch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+
+__all__ = ["Reading"]
+
+
+class Reading(Calls):
+    """What reads artifacts."""
+
+    def tensor_meta(self, artifact: Artifact, name: str | None = None) -> Any:
+        """See `Artifact.tensor_meta`."""
+        limit = self._core.deadline(None)
+        return self._core.call(
+            lambda: reads.meta(self._core, artifact.info, name, limit)
+        )
+
+    def read(
+        self,
+        artifact: Artifact,
+        *,
+        framework: str | None = None,
+        names: Iterable[str] | None = None,
+        deadline: float | None = None,
+    ) -> Any:
+        """See `Artifact.tensor_dict`."""
+        return reads.read(
+            self._core,
+            artifact.info,
+            framework=framework,
+            names=names,
+            limit=self._core.deadline(deadline),
+        )
+
+    def read_one(
+        self,
+        artifact: Artifact,
+        *,
+        framework: str | None = None,
+        deadline: float | None = None,
+    ) -> Any:
+        """See `Artifact.tensor`."""
+        if artifact.info.tensors != 1:
+            message = f"{artifact.id!r} has {artifact.info.tensors} tensors; use tensor_dict()"
+            raise Mismatch(message)
+        limit = self._core.deadline(deadline)
+        return reads.read(
+            self._core,
+            artifact.info,
+            framework=framework,
+            names=None,
+            limit=limit,
+            only=True,
+        )
+
+    def read_into(
+        self,
+        artifact: Artifact,
+        targets: Mapping[str, Any],
+        *,
+        deadline: float | None = None,
+    ) -> Any:
+        """See `Artifact.tensor_dict_into`."""
+        limit = self._core.deadline(deadline)
+        return reads.read_into(self._core, artifact.info, targets, limit)
+
+    def view(
+        self,
+        artifact: Artifact,
+        what: Any,
+        name: str | None = None,
+        *,
+        deadline: float | None = None,
+    ) -> Any:
+        """See `Artifact.view`."""
+        limit = self._core.deadline(deadline)
+
+        async def work() -> Artifact:
+            return Artifact(
+                await reads.view(self._core, artifact.info, what, name, limit),
+                self._session,
+            )
+
+        return self._core.call(work)

@@ -1,0 +1,315 @@
+"""How a session comes to be: from a client, a cluster or an address; or inside a task.
+
+Rules:
+
+1. Opening installs the plugins where the scheduler has none (`install=False` refuses).
+2. A session that made its Dask client closes it; one that was given a client does not.
+3. Each worker has one session for its tasks, made at first use, closed with the worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+import threading
+import uuid
+import weakref
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from tensorcast_dask.api.connection.catalog import CatalogLink
+from tensorcast_dask.api.connection.core import Core
+from tensorcast_dask.api.connection.deadlines import deadline
+from tensorcast_dask.api.connection.dialling import (
+    client_of,
+    client_on_loop,
+    no_scheduler,
+)
+from tensorcast_dask.api.connection.stores import Stores
+from tensorcast_dask.api.current import forget, remember
+from tensorcast_dask.api.session import Session
+from tensorcast_dask.config import Settings
+from tensorcast_dask.dataplane import auth, hosts
+from tensorcast_dask.exceptions import (
+    InvalidArgument,
+    TensorCastError,
+    UnsupportedPlatform,
+)
+from tensorcast_dask.tensors.ids import HostId, NodeId, SessionId
+from tensorcast_dask.tensors.messages import CloseSession
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from distributed import Worker as DaskWorker
+    from tornado.ioloop import IOLoop
+
+    from tensorcast_dask.config import Tree
+    from tensorcast_dask.tensors.messages import TlsFiles
+
+__all__ = ["connect", "session_of_task"]
+
+_OPEN_S: Final = 30.0
+_DIAL_S: Final = 5.0
+
+
+def connect(
+    target: Any,
+    *,
+    install: bool = True,
+    security: Any = None,
+    asynchronous: bool = False,
+    deadline: float | None = _OPEN_S,
+) -> Any:
+    """Open a session with the tensor service of a Dask cluster.
+
+    Parameters
+    ----------
+    target : distributed.Client, cluster, or str
+        A client, anything a client can be made from (a cluster object), or the
+        scheduler's address.
+    install : bool
+        Whether to install the plugins where the scheduler has none.
+    security : distributed.security.Security, optional
+        With an address: the certificates.
+    asynchronous : bool
+        With an address or cluster: whether the session's calls are awaited.
+    deadline : float, optional
+        Seconds for all of it.
+
+    Returns
+    -------
+    Session, or an awaitable of one
+
+    Raises
+    ------
+    CatalogUnavailable
+        When no scheduler with the plugin answers: at once for an unknown host, after
+        `session.refused-timeout` where nothing listens, else after `deadline`.
+    """
+    from distributed import Client
+
+    limit = _check_deadline(deadline)
+    if getattr(target, "forked", False):
+        message = (
+            "a cluster object does not survive fork; connect to its scheduler_address, or "
+            "start processes with spawn"
+        )
+        raise UnsupportedPlatform(message)
+    if isinstance(target, Client):
+        return target.sync(  # type: ignore[no-untyped-call]
+            _open_with_client, target, install=install, owned=False, limit=limit
+        )
+    if target is None or isinstance(target, int | float):
+        message = "connect takes a Dask client, a cluster or a scheduler's address"
+        raise InvalidArgument(message)
+    options: dict[str, Any] = {"set_as_default": False, "asynchronous": asynchronous}
+    if security is not None:
+        options["security"] = security
+    if isinstance(target, str):
+        if asynchronous:
+            return _dial_and_open(target, options, install=install, limit=limit)
+        client = client_of(target, limit, options)
+    else:
+        try:
+            client = Client(target, timeout=limit.left_s(), **options)  # type: ignore[no-untyped-call]
+        except OSError as error:
+            raise no_scheduler(error) from error
+    opening = partial(
+        _open_with_client,
+        client,
+        install=install,
+        owned=True,
+        arguments=getattr(target, "arguments", None),
+        limit=limit,
+    )
+    if client.asynchronous:
+        return _or_close(client, opening)
+    try:
+        return client.sync(opening)
+    except BaseException:
+        client.close()  # from here it ends its loop's thread too
+        raise
+
+
+async def _or_close(client: Any, opening: Callable[[], Awaitable[Session]]) -> Session:
+    try:
+        return await opening()
+    except BaseException:
+        await client.close()
+        raise
+
+
+async def _dial_and_open(
+    address: str, options: dict[str, Any], *, install: bool, limit: Any
+) -> Session:
+    client = await client_on_loop(address, limit, options)
+    opening = partial(
+        _open_with_client, client, install=install, owned=True, limit=limit
+    )
+    return await _or_close(client, opening)
+
+
+def _check_deadline(seconds: float | None) -> Any:
+    return deadline(seconds, default_s=_OPEN_S)
+
+
+async def _open_with_client(
+    client: Any,
+    *,
+    install: bool,
+    owned: bool,
+    limit: Any,
+    arguments: Tree | None = None,
+) -> Session:
+    from tensorcast_dask.deploy import install as install_plugins
+
+    try:
+        await client
+    except OSError as error:
+        raise no_scheduler(error) from error
+    if install:
+        await install_plugins(client)
+    settings = Settings.read(arguments)
+    session = await _open(
+        loop=client.loop,
+        address=client.scheduler.address,
+        connection_args=client.connection_args,
+        client=client,
+        host=_own_host(settings),
+        own=None,
+        tls=_certificates(client),
+        asynchronous=client._asynchronous,  # noqa: SLF001 - how the client was made
+        limit=limit,
+        after=client.close if owned else None,
+    )
+    remember(session)
+    return session
+
+
+def _certificates(client: Any) -> TlsFiles | None:
+    if not client.scheduler.address.startswith("tls://"):
+        return None
+    return auth.tls_files(client.security.get_tls_config_for_role("client"))
+
+
+def _own_host(settings: Settings) -> HostId:
+    try:
+        return hosts.host_id(hosts.run_directory(settings.run_dir), settings.host)
+    except (OSError, TensorCastError):
+        return HostId("")  # no run directory here: everything goes over TCP
+
+
+async def _open(
+    *,
+    loop: IOLoop,
+    address: str,
+    connection_args: dict[str, Any],
+    client: Any,
+    host: HostId,
+    own: NodeId | None,
+    tls: TlsFiles | None,
+    asynchronous: bool,
+    limit: Any,
+    after: Callable[[], Any] | None,
+) -> Session:
+    from distributed.comm.core import connect as dial_comm
+
+    async def dial() -> Any:
+        comm = await dial_comm(address, timeout=_DIAL_S, **connection_args)  # type: ignore[no-untyped-call]
+        try:
+            await comm.write({"op": "tensorcast-session", "reply": False})
+        except BaseException:
+            comm.abort()
+            raise
+        return comm
+
+    name = SessionId(uuid.uuid4().hex)
+    link = CatalogLink(dial, name, pid=os.getpid(), host=host, address=address)
+    try:
+        greeting = await link.open(limit)
+    except BaseException:
+        await link.close()
+        raise
+    stores = Stores(greeting, host, own, tls)
+    link.on_greeting = stores.greet
+    core = Core(
+        loop=loop,
+        link=link,
+        stores=stores,
+        client=client,
+        host=host,
+        deadline_default_s=greeting.deadline_default_s,
+        asynchronous=asynchronous,
+    )
+
+    # A first read finds its connection made; nobody waits for this.
+    loop.asyncio_loop.run_in_executor(None, stores.get_ready)  # type: ignore[attr-defined]
+
+    async def close() -> None:
+        forget(session)
+        await core.in_thread(core.end_lending)
+        with contextlib.suppress(TensorCastError):
+            await link.call(
+                CloseSession(rid=link.next_rid()), type(None), deadline(2.0)
+            )
+        await link.close()
+        stores.close()
+        core.close()
+
+    session = Session(core, close, after)
+    return session
+
+
+# -------------------------------------------------------------------- inside tasks
+_of_worker: weakref.WeakKeyDictionary[DaskWorker, Session] = weakref.WeakKeyDictionary()
+_making = threading.Lock()
+
+
+def session_of_task() -> Session | None:
+    """Give the session of the worker whose task is running; None outside of tasks."""
+    if "distributed" not in sys.modules:
+        return None
+    from distributed import get_worker
+
+    try:
+        worker = get_worker()
+    except ValueError:
+        return None
+    with _making:
+        session = _of_worker.get(worker)
+        if session is None or session.closed:
+            session = _of_worker[worker] = _make_for(worker)
+        return session
+
+
+def _make_for(worker: DaskWorker) -> Session:
+    from distributed.utils import sync
+
+    from tensorcast_dask.worker_plugin.context import node_of
+
+    node = node_of(worker)
+    with contextlib.suppress(RuntimeError):
+        if asyncio.get_running_loop() is worker.loop.asyncio_loop:  # type: ignore[attr-defined]
+            message = (
+                "a coroutine task cannot open the worker's first session; call "
+                "tensorcast_dask from a plain task once, or open a session with connect"
+            )
+            raise UnsupportedPlatform(message)
+    open_one = partial(
+        _open,
+        loop=worker.loop,
+        address=node.scheduler_address,
+        connection_args=node.connection_args,
+        client=None,
+        host=node.host,
+        own=node.card.node,
+        tls=node.tls,
+        asynchronous=False,
+        limit=deadline(_OPEN_S),
+        after=None,
+    )
+    session: Session = sync(worker.loop, open_one)
+    return session

@@ -1,0 +1,1 @@
+"""Plans in a program and on workers: building, pricing, graphs, runs."""

@@ -1,0 +1,359 @@
+"""Plans: operations put together by the caller, carried out across the cluster.
+
+Rules:
+
+1. Building a plan does nothing but check it. A step's handle is an argument of later steps, so
+   a plan has no cycle.
+2. A plan is a Dask collection: `client.compute(plan)`, `client.persist(plan)` and
+   `dask.visualize(plan)` take it. Its name there follows from its key and digest alone.
+3. Under one key there is one run, whoever asks: see `docs/plans.md`.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from typing import TYPE_CHECKING, Any, Self
+
+import msgspec
+from dask import threaded
+from dask.base import tokenize
+from distributed.protocol.pickle import dumps
+
+from tensorcast_dask.api.plans.builder import StepBuilder, StepHandle
+from tensorcast_dask.api.plans.graph import Compiled, compile_plan
+from tensorcast_dask.api.plans.pricing import price
+from tensorcast_dask.api.plans.run import PlanRun, open_run, opening, places_of
+from tensorcast_dask.exceptions import InvalidArgument, Unimplemented
+from tensorcast_dask.tensors.contexts import Context
+from tensorcast_dask.tensors.plans import PlanSpec, Step, check_step, report_key
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from dask.highlevelgraph import HighLevelGraph
+
+    from tensorcast_dask.api.plans.pricing import DryRun
+    from tensorcast_dask.api.plans.run import PlanResult
+    from tensorcast_dask.api.worker import Worker
+
+__all__ = ["Plan", "context"]
+
+
+def context(
+    id: str = "plan",  # noqa: A002 - the paper's word
+    ddl: float | None = None,
+    key: str | None = None,
+    *,
+    priority: int = 0,
+    tags: Iterable[str] = (),
+    labels: Mapping[str, str] | None = None,
+) -> Context:
+    """Say who asks, by when, and under which key.
+
+    Parameters
+    ----------
+    id : str
+        Who, for people.
+    ddl : float, optional
+        Seconds for the whole plan, from its submission: None the service's default
+        (`deadline.default`), 0 one look at each step. No retry adds to it.
+    key : str, optional
+        Idempotency key: one key is one run, whoever asks and how often.
+    priority : int
+        Of the steps among other Dask tasks; higher runs sooner.
+    tags : iterable of str
+        For whoever reads the plan later.
+    labels : mapping of str to str, optional
+        For whoever reads the plan later.
+
+    Raises
+    ------
+    InvalidArgument, InvalidName
+        When one of them is not legal: negative, NaN, of another type.
+    """
+    return Context(
+        id=id,
+        ddl=ddl,
+        key="" if key is None else key,
+        priority=priority,
+        tags=tuple(tags),
+        labels=dict(labels or {}),
+    )
+
+
+class Plan:
+    """A graph of operations in the making. Made by `Session.plan`.
+
+    Attributes
+    ----------
+    context : Context
+        Who asks, by when, under which key.
+    key : str
+        The idempotency key: the context's, else one of its own.
+    """
+
+    def __init__(self, session: Any, context: Context | None = None) -> None:
+        given: object = context
+        if given is not None and not isinstance(given, Context):
+            message = "plan takes what context(...) gave, or nothing"
+            raise InvalidArgument(message)
+        self._session = session
+        self._core = session._core  # noqa: SLF001 - the plan's own session
+        self.context = context or Context()
+        self.key = self.context.key or f"plan-{secrets.token_hex(8)}"
+        self._steps: dict[str, Step] = {}
+        self._payloads: dict[str, bytes] = {}
+        self._told: list[tuple[float, str]] = []
+
+    # ------------------------------------------------------------ building
+    def on_worker(self, worker: Worker | str) -> StepBuilder:
+        """Add steps at a node: its handle, name, Dask address or identity."""
+        node = worker if isinstance(worker, str) else worker.node
+        if not node:
+            message = f"on_worker takes a worker's handle or name, not {worker!r}"
+            raise InvalidArgument(message)
+        return StepBuilder(self, node=node)
+
+    def on_any(self, roles: Iterable[str] = ()) -> StepBuilder:
+        """Add steps at whichever node: by policy, or one that has all of these roles."""
+        return StepBuilder(self, roles=tuple(roles))
+
+    def compensate(self, step: StepHandle) -> StepBuilder:
+        """Add steps that undo `step`, at its node, when the plan fails after it was done.
+
+        They run in the reverse order of their making, after everything else.
+        """
+        made = self._steps.get(step.name)
+        if made is None:
+            message = f"{step.name!r} is no step of this plan"
+            raise InvalidArgument(message)
+        return StepBuilder(self, node=made.node, roles=made.roles, undoes=step.name)
+
+    def add(self, step: Step, call: tuple[Any, ...] | None = None) -> StepHandle:
+        """Add a step that is described already; what `StepBuilder` does.
+
+        Parameters
+        ----------
+        step : Step
+            The step; one without a name is given one.
+        call : tuple, optional
+            Of a function: it, its arguments and its keyword arguments.
+        """
+        if not step.name:
+            step = msgspec.structs.replace(step, name=self._free_name(str(step.kind)))
+        payload = b""
+        if call is not None:
+            payload = dumps(call)  # type: ignore[no-untyped-call]
+            token = self._token(step.name, call, payload)
+            step = msgspec.structs.replace(step, token=token)
+        check_step(step, self._steps)
+        self._steps[step.name] = step
+        if payload:
+            self._payloads[step.name] = payload
+        return StepHandle(self, step.name)
+
+    def _free_name(self, kind: str) -> str:
+        at = len(self._steps)
+        while f"{kind}-{at}" in self._steps:
+            at += 1
+        return f"{kind}-{at}"
+
+    def _token(self, name: str, call: tuple[Any, ...], payload: bytes) -> str:
+        try:
+            return str(tokenize(*call, ensure_deterministic=True))
+        except RuntimeError as error:
+            if not self.context.key:
+                return str(tokenize(payload))
+            message = (
+                f"step {name!r} has no token that is the same each time ({error}); a plan "
+                "with a key needs one: give plain values, or define __dask_tokenize__"
+            )
+            raise InvalidArgument(message) from error
+
+    # ------------------------------------------------------------ as a value
+    @property
+    def spec(self) -> PlanSpec:
+        """The plan as a value."""
+        return PlanSpec(context=self.context, steps=tuple(self._steps.values()))
+
+    def to_spec(self) -> str:
+        """Give the plan as JSON text, without the functions of its `submit` steps."""
+        return self.spec.to_json().decode()
+
+    def load_spec(self, text: str | bytes) -> Self:
+        """Add the steps of a plan that was written as JSON.
+
+        Raises
+        ------
+        InvalidArgument
+            When it is no plan, or has steps that are functions: those are not in the JSON.
+        """
+        for step in PlanSpec.from_json(text).steps:
+            if step.token:
+                message = (
+                    f"step {step.name!r} is a function, which JSON does not hold; submit it "
+                    "here instead"
+                )
+                raise InvalidArgument(message)
+            self.add(step)
+        return self
+
+    # ------------------------------------------------------------ running
+    def run(
+        self,
+        concurrency: int | None = None,
+        *,
+        executor: str = "graph",
+        raise_on_error: bool = True,
+    ) -> Any:
+        """Run it and wait for its end.
+
+        Parameters
+        ----------
+        concurrency : int, optional
+            Most steps under way at once.
+        executor : str
+            `graph`: Dask tasks.
+        raise_on_error : bool
+            Whether a failure is raised; else it stands in the result.
+
+        Returns
+        -------
+        PlanResult
+
+        Raises
+        ------
+        PlanFailed, DeadlineExceeded, Mismatch
+        """
+
+        async def work() -> PlanResult:
+            run = await self._submit(concurrency, executor)
+            return await run._result(None, raise_on_error)  # noqa: SLF001 - one room
+
+        return self._core.bridge(work)
+
+    def submit(self, concurrency: int | None = None, *, executor: str = "graph") -> Any:
+        """Begin it; give a `PlanRun`, which behaves as a Dask Future.
+
+        The run goes on when this program goes away, and is found again by its key.
+        """
+        return self._core.bridge(self._submit, concurrency, executor)
+
+    async def _submit(self, concurrency: int | None, executor: str) -> PlanRun:
+        if executor == "rpc":
+            message = "executor='rpc' is not there in this release; 'graph' is"
+            raise Unimplemented(message)
+        if executor != "graph":
+            message = f"executor must be 'graph', not {executor!r}"
+            raise InvalidArgument(message)
+        told: list[tuple[float, str]] = []
+        await open_run(
+            self._core,
+            self.spec,
+            self._payloads,
+            self.key,
+            concurrency=concurrency,
+            tell=lambda line: told.append((time.monotonic(), line)),
+        )
+        self._told = told or self._told
+        return PlanRun(self._session, self.key)
+
+    def dry_run(self) -> Any:
+        """Price it without running it; a `DryRun`.
+
+        Bytes by link, what would have to make room, and which steps would be refused as things
+        stand. What a function brings forth cannot be known.
+        """
+
+        async def work() -> DryRun:
+            return await price(self._core, self.spec, self._core.deadline(None))
+
+        return self._core.bridge(work)
+
+    def story(self) -> Any:
+        """Give the stations of the last run: lines from `submit` to `report`, in order."""
+        return self._core.bridge(self._story)
+
+    async def _story(self) -> list[str]:
+        lines = await self._core.told_of(f"plan:{self.key}")
+        now_s = time.monotonic()
+        own = [f"{now_s - at_s:8.2f} s ago  {line}" for at_s, line in self._told]
+        at = next((n for n, line in enumerate(lines) if "  admit:" in line), -1) + 1
+        return [*lines[:at], *own, *lines[at:]]
+
+    def visualize(self, filename: str | None = None) -> Any:
+        """Draw it by Dask (needs graphviz); without a file name, give it as text."""
+        if filename is not None:
+            from dask.base import visualize
+
+            return visualize(self, filename=filename)
+        return "\n".join(_line(step) for step in self._steps.values())
+
+    # ------------------------------------------------------------ as a Dask collection
+    def _compiled(self) -> Compiled:
+        spec = self.spec
+        name = spec.digest()[:12]
+        request = opening(self._core, spec, self._payloads, self.key)
+        request = msgspec.structs.replace(request, report=report_key(self.key, name))
+        if self._core.asynchronous:
+            message = (
+                "on an event loop a plan cannot ask where its nodes are while Dask waits for "
+                "the graph; await plan.submit() or plan.run()"
+            )
+            raise Unimplemented(message)
+        places, roles = self._core.call(lambda: places_of(self._core, spec))
+        graph, key = compile_plan(
+            spec,
+            self._payloads,
+            places,
+            ticket=request,
+            name=name,
+            role_workers=roles,
+        )
+        return Compiled(graph, key)
+
+    def __dask_graph__(self) -> HighLevelGraph:
+        return self._compiled().__dask_graph__()
+
+    def __dask_keys__(self) -> list[str]:
+        return [report_key(self.key, self.spec.digest()[:12])]
+
+    def __dask_tokenize__(self) -> tuple[str, str, str]:
+        return ("tensorcast-plan", self.key, self.spec.digest())
+
+    def __dask_postcompute__(self) -> tuple[Any, tuple[()]]:
+        return _result_of, ()
+
+    def __dask_postpersist__(self) -> tuple[Any, tuple[str]]:
+        return Compiled.kept, (self.__dask_keys__()[0],)
+
+    __dask_optimize__ = None
+    __dask_scheduler__ = staticmethod(threaded.get)
+
+    # ------------------------------------------------------------ small parts
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def __repr__(self) -> str:
+        return f"<Plan {self.key!r} {len(self)} steps>"
+
+
+def _result_of(results: Any) -> Any:
+    from tensorcast_dask.api.plans.run import PlanResult
+
+    return PlanResult(results[0], None)
+
+
+def _line(step: Step) -> str:
+    where = step.node or ", ".join(step.roles) or "any"
+    needs = ", ".join(step.needs)
+    undoes = f" undoes {step.compensates}" if step.compensates else ""
+    text = f"{step.name}: {step.kind} on {where}{undoes}"
+    return text + (f" after {needs}" if needs and not undoes else "")

@@ -1,0 +1,436 @@
+"""A run of a plan, and what came of it.
+
+Rules:
+
+1. The truth about a run is the catalog's. A handle asks for it by key, whoever began the run,
+   and may be thrown away: the run goes on.
+2. `result()` raises what a failed run failed of; `outcome()` never raises it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import TYPE_CHECKING, Any, Final
+
+from distributed import fire_and_forget
+
+from tensorcast_dask.api.actions import names
+from tensorcast_dask.api.connection.deadlines import MAX_S, deadline
+from tensorcast_dask.api.plans.doing import value_of
+from tensorcast_dask.api.plans.graph import Compiled, compile_plan
+from tensorcast_dask.api.plans.tasks import Ticket
+from tensorcast_dask.exceptions import (
+    CatalogUnavailable,
+    DeadlineExceeded,
+    InvalidArgument,
+    NotFound,
+    TensorCastError,
+    UnsupportedPlatform,
+)
+from tensorcast_dask.tensors.contexts import check_ddl
+from tensorcast_dask.tensors.messages import (
+    EndPlan,
+    OpenPlan,
+    PlanAsked,
+    PlanState,
+    ResumePlan,
+    RunStatus,
+    StepStatus,
+)
+from tensorcast_dask.tensors.plans import PlanSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterator, Mapping
+
+    from tensorcast_dask.api.connection.core import Core
+    from tensorcast_dask.api.plans.graph import Places
+    from tensorcast_dask.tensors.messages import StepOutcome
+
+__all__ = [
+    "PlanResult",
+    "PlanRun",
+    "StepResult",
+    "carry_on",
+    "find",
+    "open_run",
+    "opening",
+    "places_of",
+]
+
+#: How long one question about a run waits at the catalog.
+_LOOK_S: Final = 20.0
+
+
+class StepResult:
+    """What one step came to.
+
+    Attributes
+    ----------
+    name : str
+        The step.
+    status : str
+        `done`, `failed`, `skipped` or `cancelled`.
+    node : str
+        Identity of the node where it ran.
+    bytes : int
+        Bytes that it moved.
+    seconds : float
+        From its first attempt to its end.
+    attempts : int
+        How often it was tried; 0 when it never ran.
+    """
+
+    def __init__(self, name: str, outcome: StepOutcome, session: Any) -> None:
+        self.name = name
+        self.status = str(outcome.status)
+        self.node = outcome.node
+        self.bytes = outcome.moved_bytes
+        self.seconds = outcome.seconds
+        self.attempts = outcome.attempts
+        self._outcome = outcome
+        self._session = session
+
+    @property
+    def value(self) -> Any:
+        """An `Artifact`, a receipt, or what the function returned; None without one."""
+        if self._outcome.status is not StepStatus.DONE:
+            return None
+        return value_of(self._outcome, self._session)
+
+    @property
+    def error(self) -> Exception | None:
+        """Why it is not done: the function's own exception where it raised one."""
+        if self._outcome.kind == "exception":
+            from distributed.protocol.pickle import loads
+
+            raised: Exception = loads(self._outcome.value)  # type: ignore[no-untyped-call]
+            return raised
+        fault = self._outcome.fault
+        return None if fault is None else fault.error()
+
+    def __repr__(self) -> str:
+        said = "" if self.error is None else f": {self.error}"
+        return f"<StepResult {self.name!r} {self.status}{said}>"
+
+
+class PlanResult:
+    """What a run came to, step by step: indexed by a step's handle or name.
+
+    Attributes
+    ----------
+    key : str
+        The plan's key.
+    status : str
+        `done`, `failed`, `cancelled`, `interrupted`, or `running`.
+    message : str
+        Why it is not done; "" when it is.
+    """
+
+    def __init__(self, state: PlanState, session: Any) -> None:
+        self.key = state.key
+        self.status = str(state.status)
+        self.message = state.message
+        self._state = state
+        self._session = session
+
+    @property
+    def error(self) -> TensorCastError | None:
+        """What the run failed of."""
+        fault = self._state.fault
+        return None if fault is None else fault.error()
+
+    def __getitem__(self, step: Any) -> StepResult:
+        name = step if isinstance(step, str) else step.name
+        outcome = self._state.outcomes.get(name)
+        if outcome is None:
+            message = f"step {name!r} of plan {self.key!r} has not ended"
+            raise NotFound(message)
+        return StepResult(name, outcome, self._session)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._state.outcomes)
+
+    def __len__(self) -> int:
+        return len(self._state.outcomes)
+
+    def __contains__(self, step: object) -> bool:
+        return getattr(step, "name", step) in self._state.outcomes
+
+    def __repr__(self) -> str:
+        return f"<PlanResult {self.key!r} {self.status}, {len(self)} steps ended>"
+
+
+class PlanRun:
+    """Handle of a run: behaves as a Dask Future, and is found again by its key.
+
+    Attributes
+    ----------
+    key : str
+        The plan's key.
+    """
+
+    def __init__(self, session: Any, key: str) -> None:
+        self._session = session
+        self._core: Core = session._core  # noqa: SLF001 - the handle's own session
+        self.key = key
+        self._end: asyncio.Task[PlanState] | None = None
+
+    # ------------------------------------------------------------ as a Future
+    def result(self, timeout: float | None = None) -> Any:
+        """Wait for the end; give the `PlanResult`, or raise what the run failed of.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds to wait here; None for as long as the run takes.
+
+        Raises
+        ------
+        PlanFailed, DeadlineExceeded
+            The second also when it still runs after `timeout`.
+        """
+        return self._core.bridge(self._result, timeout, True)  # noqa: FBT003
+
+    def outcome(self, timeout: float | None = None) -> Any:
+        """Wait for the end; give the `PlanResult`, whatever came of it."""
+        return self._core.bridge(self._result, timeout, False)  # noqa: FBT003
+
+    def exception(self, timeout: float | None = None) -> Any:
+        """Wait for the end; give what the run failed of, or None."""
+        return self._core.bridge(self._exception, timeout)
+
+    def done(self) -> Any:
+        """Whether it is over, in whatever way."""
+        return self._core.bridge(self._done)
+
+    def cancel(self) -> Any:
+        """Begin no further step; what is done is left alone, or undone where steps say how."""
+        return self._core.bridge(self._cancel)
+
+    def add_done_callback(self, function: Callable[[PlanRun], Any]) -> Any:
+        """Call `function` with this handle once the run is over, in another thread."""
+        return self._core.bridge(self._call_back, function)
+
+    def resume(self, ddl: float | None = None) -> Any:
+        """Go on with a run that failed, was cancelled or was interrupted.
+
+        Steps that are done stay done, but for those that were undone. Gives this handle.
+
+        Parameters
+        ----------
+        ddl : float, optional
+            Seconds from now for what is left; as in `context`.
+        """
+        seconds = check_ddl(ddl)
+        return self._core.bridge(self._resume, seconds)
+
+    def state(self) -> Any:
+        """How it stands now: a `PlanResult` of the steps that have ended."""
+        return self._core.bridge(self._state)
+
+    def explain(self) -> Any:
+        """Tell what the catalog knows of the run, oldest first."""
+        return self._core.explain(f"plan:{self.key}")
+
+    def __await__(self) -> Generator[Any, None, PlanResult]:
+        return self._result(None, raises=True).__await__()
+
+    def __repr__(self) -> str:
+        return f"<PlanRun {self.key!r}>"
+
+    # ------------------------------------------------------------ the work
+    def _watch(self) -> asyncio.Task[PlanState]:
+        if self._end is None:
+            self._end = asyncio.ensure_future(self._ended())
+            self._end.add_done_callback(lambda end: end.cancelled() or end.exception())
+        return self._end
+
+    async def _ended(self) -> PlanState:
+        while True:
+            state = await self._ask(wait_s=_LOOK_S)
+            if state.status is not RunStatus.RUNNING:
+                return state
+
+    async def _ask(self, *, wait_s: float = 0.0, whole: bool = False) -> PlanState:
+        request = PlanAsked(
+            rid=self._core.link.next_rid(), key=self.key, wait_s=wait_s, whole=whole
+        )
+        return await self._core.ask(request, PlanState, deadline(wait_s + 60.0))
+
+    async def _result(self, timeout: float | None, raises: bool) -> PlanResult:  # noqa: FBT001
+        limit = deadline(math.inf if timeout is None else timeout)
+        end = self._watch()
+        left_s = None if timeout is None else limit.left_s()
+        if limit.poll:
+            left_s = 2.0 if (await self._ask()).status is not RunStatus.RUNNING else 0.0
+        await asyncio.wait({end}, timeout=left_s)
+        if not end.done():
+            message = f"plan {self.key!r} still runs; wait longer or cancel it"
+            raise DeadlineExceeded(message)
+        result = PlanResult(end.result(), self._session)
+        if raises and result.error is not None:
+            raise result.error
+        return result
+
+    async def _exception(self, timeout: float | None) -> TensorCastError | None:
+        return (await self._result(timeout, raises=False)).error
+
+    async def _done(self) -> bool:
+        return (await self._ask()).status is not RunStatus.RUNNING
+
+    async def _state(self) -> PlanResult:
+        return PlanResult(await self._ask(), self._session)
+
+    async def _cancel(self) -> None:
+        request = EndPlan(
+            rid=self._core.link.next_rid(), key=self.key, run=0, cancel=True
+        )
+        await self._core.ask(request, PlanState, deadline(60.0))
+
+    async def _call_back(self, function: Callable[[PlanRun], Any]) -> None:
+        def over(_: asyncio.Task[PlanState]) -> None:
+            asyncio.ensure_future(self._core.in_thread(function, self))  # noqa: RUF006
+
+        self._watch().add_done_callback(over)
+
+    async def _resume(self, ddl: float | None) -> PlanRun:
+        seen = await self._ask()
+        left_s = self._core.deadline_default_s if ddl is None else min(ddl, MAX_S)
+        request = ResumePlan(
+            rid=self._core.link.next_rid(),
+            key=self.key,
+            run=seen.run,
+            deadline_s=left_s,
+            poll=ddl == 0,
+        )
+        state = await self._core.ask(request, PlanState, deadline(60.0))
+        self._end = None
+        if state.started:
+            spec = PlanSpec.from_json(state.spec)
+            await carry_on(self._core, spec, state.payloads, state)
+        return self
+
+
+async def find(session: Any, key: str) -> PlanRun:
+    """Give the run of a key.
+
+    Raises
+    ------
+    NotFound
+        When there is none.
+    """
+    run = PlanRun(session, key)
+    await run._ask()  # noqa: SLF001 - of this module
+    return run
+
+
+async def open_run(
+    core: Core,
+    spec: PlanSpec,
+    payloads: Mapping[str, bytes],
+    key: str,
+    *,
+    concurrency: int | None,
+    tell: Callable[[str], None],
+) -> PlanState:
+    """Open the run under its key, and carry it out where this call made it."""
+    if core.client is None:
+        message = "a plan is run from a program that has a Dask client, not from a task"
+        raise UnsupportedPlatform(message)
+    number: object = concurrency
+    if number is not None and not (type(number) is int and number > 0):
+        message = f"concurrency must be a positive whole number, not {concurrency!r}"
+        raise InvalidArgument(message)
+    state = await core.ask(
+        opening(core, spec, payloads, key), PlanState, deadline(60.0)
+    )
+    if state.started:
+        await carry_on(core, spec, payloads, state, concurrency=concurrency, tell=tell)
+    return state
+
+
+def opening(
+    core: Core, spec: PlanSpec, payloads: Mapping[str, bytes], key: str
+) -> OpenPlan:
+    """Make the message that opens a run."""
+    ddl = spec.context.ddl
+    return OpenPlan(
+        rid=core.link.next_rid(),
+        key=key,
+        digest=spec.digest(),
+        spec=spec.to_json(),
+        payloads=dict(payloads),
+        deadline_s=core.deadline_default_s if ddl is None else min(ddl, MAX_S),
+        poll=ddl == 0,
+    )
+
+
+async def places_of(core: Core, spec: PlanSpec) -> tuple[Places, dict[Any, list[str]]]:
+    """Find the nodes that steps name, and the workers that have the roles they ask for."""
+    found = await names.nodes(core, deadline(60.0))
+    cards = {state.card.node: state.card for state in found.nodes}
+    places: Places = {}
+    roles: dict[Any, list[str]] = {}
+    for step in spec.steps:
+        if step.node and step.node not in places:
+            try:
+                node = names.find_node(found, step.node)
+            except NotFound:
+                places[step.node] = (step.node, "")  # its step says so, typed
+            else:
+                places[step.node] = (node, cards[node].worker)
+        if step.roles and step.roles not in roles:
+            roles[step.roles] = [
+                card.worker
+                for card in cards.values()
+                if card.worker and set(step.roles) <= set(card.roles)
+            ]
+            if not roles[step.roles]:
+                message = (
+                    f"step {step.name!r}: no node has the roles {', '.join(step.roles)}"
+                )
+                raise NotFound(message)
+    return places, roles
+
+
+async def carry_on(
+    core: Core,
+    spec: PlanSpec,
+    payloads: Mapping[str, bytes],
+    state: PlanState,
+    *,
+    concurrency: int | None = None,
+    tell: Callable[[str], None] = lambda _: None,
+) -> None:
+    """Hand the graph of a run to Dask, which keeps it though this program may go."""
+    places, roles = await places_of(core, spec)
+    tell(f"resolve: {len(places)} nodes")
+    graph, key = compile_plan(
+        spec,
+        payloads,
+        places,
+        ticket=Ticket(state.key, state.run),
+        name=f"{state.run:x}",
+        done=state.outcomes,
+        concurrency=concurrency,
+        role_workers=roles,
+    )
+    tell(f"compile: {len(graph.layers)} tasks")
+    await _hand_over(core, state, Compiled(graph, key))
+    tell(f"dispatch: {key}")
+
+
+async def _hand_over(core: Core, state: PlanState, compiled: Compiled) -> None:
+    """Give the graph to Dask's scheduler, and be told that it has it."""
+    future = core.client.compute(compiled, traverse=False)
+    fire_and_forget(future)  # type: ignore[no-untyped-call]
+    has_it = await core.client.scheduler.tensorcast_handed_over(
+        key=state.key, run=state.run
+    )
+    if not has_it:
+        message = (
+            f"Dask's scheduler did not take the tasks of plan {state.key!r}; is it busy? "
+            "resume the plan by its key"
+        )
+        raise CatalogUnavailable(message)

@@ -1,0 +1,303 @@
+"""What a worker does for a plan: the tasks of its graph.
+
+Rules:
+
+1. A task never raises for what a step came to: the outcome is a value, recorded by the catalog
+   before it is handed on. So a failed step leaves the others alone, and the last task knows all.
+2. Dask may run a task again, or twice at once. The catalog is asked first: a step that has
+   ended gives its recorded outcome; a change that was made gives its recorded answer.
+3. What a step changes goes through `EffectLink`, which names each change by run, step and place.
+   The calls of the session are the same as any program's.
+4. Retries, their waits included, share what is left of the plan's deadline.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import logging
+import time
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+
+import msgspec
+from distributed import get_worker
+from distributed.protocol.pickle import dumps, loads
+
+from tensorcast_dask.api.connection.catalog import READS
+from tensorcast_dask.api.connection.deadlines import Deadline, deadline
+from tensorcast_dask.api.current import current_session
+from tensorcast_dask.api.plans import doing
+from tensorcast_dask.dataplane import faults
+from tensorcast_dask.exceptions import (
+    InvalidArgument,
+    PeerLost,
+    PlanFailed,
+    TensorCastError,
+)
+from tensorcast_dask.tensors.messages import (
+    BeginStep,
+    EndPlan,
+    EndStep,
+    Fault,
+    OpenPlan,
+    PlanState,
+    StepEffect,
+    StepOutcome,
+    StepState,
+    StepStatus,
+    encode,
+)
+from tensorcast_dask.tensors.plans import MAX_VALUE_BYTES, Kind, PlanSpec, Step
+from tensorcast_dask.worker_plugin.context import node_of
+
+if TYPE_CHECKING:
+    from tensorcast_dask.tensors.ids import RequestId
+    from tensorcast_dask.tensors.messages import Message
+
+__all__ = ["EffectLink", "Ticket", "open_run", "report", "run_step"]
+
+_LOG = logging.getLogger(__name__)
+T = TypeVar("T")
+
+#: How long the catalog is waited for where nothing else says.
+_ANSWER_S: Final = 60.0
+_BACKOFF_S: Final = 0.05
+_LONGEST_S: Final = 2.0
+
+
+class Ticket(NamedTuple):
+    """One run of one plan."""
+
+    key: str
+    run: int
+
+
+class EffectLink:
+    """A conversation with the catalog in which every change is a step's, and made once.
+
+    Parameters
+    ----------
+    link : CatalogLink
+        The worker's own.
+    ticket : Ticket
+        The run.
+    step : str
+        The step.
+    attempt : int
+        From 1.
+    """
+
+    def __init__(self, link: Any, ticket: Ticket, step: str, attempt: int) -> None:
+        self._link = link
+        self._ticket = ticket
+        self._step = step
+        self._attempt = attempt
+        self._numbers = itertools.count(1)
+
+    def next_rid(self) -> RequestId:
+        """Mint the id of a request."""
+        rid: RequestId = self._link.next_rid()
+        return rid
+
+    async def call(self, request: Message, kind: type[T], limit: Deadline) -> T:
+        """Ask; a change goes wrapped."""
+        if type(request).__name__ not in READS:
+            request = StepEffect(
+                rid=request.rid,  # type: ignore[attr-defined]
+                key=self._ticket.key,
+                run=self._ticket.run,
+                step=self._step,
+                number=next(self._numbers),
+                attempt=self._attempt,
+                request=encode(request),
+            )
+        answer: T = await self._link.call(request, kind, limit)
+        return answer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._link, name)
+
+
+# -------------------------------------------------------------------- tasks
+def open_run(request: OpenPlan) -> Ticket:
+    """Open the run of a plan that Dask was handed as a collection, or find it."""
+    core = current_session()._core  # noqa: SLF001 - the worker's own session
+    limit = deadline(_ANSWER_S)
+    request = msgspec.structs.replace(request, rid=core.link.next_rid())
+    state = core.bridge(core.ask, request, PlanState, limit)
+    return Ticket(state.key, state.run)
+
+
+def run_step(
+    ticket: Ticket,
+    step: Step,
+    payload: bytes,
+    names: tuple[str, ...],
+    *outcomes: StepOutcome,
+) -> StepOutcome:
+    """Carry a step out, once however often this is called; give how it ended."""
+    core = current_session()._core  # noqa: SLF001
+    own = node_of(get_worker()).card.node
+    begun_s = time.monotonic()
+    attempts = 0
+    given = dict(zip(names, outcomes, strict=True))
+    try:
+        if _is_nothing(step, outcomes):
+            outcome = msgspec.structs.replace(
+                doing.handed_on(step, given), node=own, attempts=1
+            )
+            return _record(core, ticket, step, outcome)
+        begin = BeginStep(
+            rid=core.link.next_rid(),
+            key=ticket.key,
+            run=ticket.run,
+            step=step.name,
+            node=own,
+        )
+        state = core.bridge(core.ask, begin, StepState, deadline(_ANSWER_S))
+        if state.outcome is not None:
+            recorded: StepOutcome = state.outcome
+            return recorded
+        limit = Deadline(begun_s + state.left_s, poll=state.poll)
+        faults.point("plan.step_begun", step.name)
+        for attempts in itertools.count(1):
+            outcome, again = _attempt(
+                core, ticket, step, payload, given, limit, attempts
+            )
+            if not again or attempts > step.retries or not _wait(attempts, limit):
+                break
+        faults.point("plan.step_changed", step.name)
+        outcome = msgspec.structs.replace(
+            outcome,
+            node=outcome.node or own,
+            seconds=time.monotonic() - begun_s,
+            attempts=attempts,
+        )
+        outcome = _record(core, ticket, step, outcome)
+        faults.point("plan.step_recorded", step.name)
+        return outcome  # noqa: TRY300 - what a point raises is caught too
+    except TensorCastError as error:
+        # The catalog refused or was not there: of this run nothing more is recorded.
+        _LOG.info("step %r of plan %r: %s", step.name, ticket.key, error)
+        return StepOutcome(status=StepStatus.CANCELLED, fault=Fault.of(error))
+
+
+def report(
+    ticket: Ticket,
+    raw: bytes,
+    payloads: dict[str, bytes],
+    names: tuple[str, ...],
+    *outcomes: StepOutcome,
+) -> PlanState:
+    """Undo what has to be undone, in reverse order, and end the run."""
+    core = current_session()._core  # noqa: SLF001
+    known = dict(zip(names, outcomes, strict=True))
+    if any(one.status is not StepStatus.DONE for one in outcomes):
+        for step in reversed(PlanSpec.from_json(raw).steps):
+            undone = known.get(step.compensates)
+            if undone is not None and undone.status is StepStatus.DONE:
+                payload = payloads.get(step.name, b"")
+                run_step(ticket, step, payload, tuple(known), *known.values())
+    faults.point("plan.report", ticket.key)
+    end = EndPlan(rid=core.link.next_rid(), key=ticket.key, run=ticket.run)
+    state: PlanState = core.bridge(core.ask, end, PlanState, deadline(_ANSWER_S))
+    return state
+
+
+# -------------------------------------------------------------------- parts
+def _attempt(
+    core: Any,
+    ticket: Ticket,
+    step: Step,
+    payload: bytes,
+    given: dict[str, StepOutcome],
+    limit: Deadline,
+    attempt: int,
+) -> tuple[StepOutcome, bool]:
+    """Try once; give the outcome, and whether another try could end otherwise."""
+    try:
+        limit.check(f"step {step.name!r} of plan {ticket.key!r} was to begin")
+        if step.kind is Kind.SUBMIT:
+            _stand_at(step)
+            value = doing.call(payload, given, current_session())
+            return _valued(step, value), False
+        mine = copy.copy(core)
+        mine.link = EffectLink(core.link, ticket, step.name, attempt)
+        session = copy.copy(current_session())
+        session._core = mine  # noqa: SLF001 - the same calls over another conversation
+        return doing.carry_out(session, step, given, limit), False
+    except TensorCastError as error:
+        outcome = StepOutcome(status=StepStatus.FAILED, fault=Fault.of(error))
+        return outcome, error.retryable
+    except Exception as error:  # noqa: BLE001 - a user's function may raise anything
+        return _raised(error), False
+
+
+def _is_nothing(step: Step, before: tuple[StepOutcome, ...]) -> bool:
+    """Say whether a step only hands on: it needs no leave to begin, one request is enough."""
+    return step.kind is Kind.NOOP and all(
+        one.status is StepStatus.DONE for one in before
+    )
+
+
+def _stand_at(step: Step) -> None:
+    """Refuse to run a function elsewhere than at its node."""
+    own = node_of(get_worker()).card
+    if step.node and step.node not in {own.node, own.name, own.worker}:
+        message = (
+            f"node {step.node!r} has no worker, so {step.name!r} cannot run beside its "
+            "bytes; resume the plan when it is back, or choose another node"
+        )
+        raise PeerLost(message)
+
+
+def _valued(step: Step, value: Any) -> StepOutcome:
+    packed: bytes = dumps(value)  # type: ignore[no-untyped-call]
+    if len(packed) > MAX_VALUE_BYTES:
+        message = (
+            f"step {step.name!r} returned {len(packed)} bytes; at most {MAX_VALUE_BYTES} "
+            "are kept. Put what is large as an artifact, and return that"
+        )
+        raise InvalidArgument(message)
+    return StepOutcome(status=StepStatus.DONE, kind="pickle", value=packed)
+
+
+def _raised(error: Exception) -> StepOutcome:
+    said = f"{type(error).__name__}: {error}"
+    fault = Fault.of(PlanFailed(said, {"exception": type(error).__name__}))
+    try:
+        packed = dumps(error)  # type: ignore[no-untyped-call]
+        loads(packed)  # type: ignore[no-untyped-call]
+    except Exception:  # noqa: BLE001 - of one that cannot travel the sentence is left
+        packed = b""
+    if len(packed) > MAX_VALUE_BYTES:
+        packed = b""
+    return StepOutcome(
+        status=StepStatus.FAILED,
+        kind="exception" if packed else "",
+        value=packed,
+        fault=fault,
+    )
+
+
+def _wait(attempts: int, limit: Deadline) -> bool:
+    """Wait a little longer each time; False when there is no time for another try."""
+    pause_s = min(_BACKOFF_S * 2 ** (attempts - 1), _LONGEST_S)
+    if limit.poll or limit.left_s() <= pause_s:
+        return False
+    time.sleep(pause_s)
+    return True
+
+
+def _record(core: Any, ticket: Ticket, step: Step, outcome: StepOutcome) -> StepOutcome:
+    request = EndStep(
+        rid=core.link.next_rid(),
+        key=ticket.key,
+        run=ticket.run,
+        step=step.name,
+        outcome=outcome,
+    )
+    recorded: StepOutcome = core.bridge(
+        core.ask, request, StepOutcome, deadline(_ANSWER_S)
+    )
+    return recorded
