@@ -129,6 +129,15 @@ from tensorcast_dask.tensors.messages.shared import (
     TierUse,
     Wire,
 )
+from tensorcast_dask.tensors.messages.signals import (
+    HistoryAsked,
+    InstanceGone,
+    InstanceLoad,
+    RequestLoad,
+    SignalFrame,
+    SignalHistory,
+    SignalsAsked,
+)
 from tensorcast_dask.tensors.messages.store import (
     Abort,
     Adopt,
@@ -214,6 +223,9 @@ __all__ = [
     "Fill",
     "FromNode",
     "Hello",
+    "HistoryAsked",
+    "InstanceGone",
+    "InstanceLoad",
     "Inventory",
     "KeepCreating",
     "LetGo",
@@ -260,6 +272,7 @@ __all__ = [
     "ReplicaDropped",
     "ReplicaReady",
     "ReplicaRecord",
+    "RequestLoad",
     "Reserve",
     "Reserved",
     "Resolve",
@@ -271,6 +284,9 @@ __all__ = [
     "SessionOpen",
     "SessionRequest",
     "SetAlias",
+    "SignalFrame",
+    "SignalHistory",
+    "SignalsAsked",
     "Stage",
     "State",
     "StateAsked",

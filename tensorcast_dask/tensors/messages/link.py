@@ -22,6 +22,7 @@ from tensorcast_dask.tensors.messages.shared import (
     Tier,
     TierUse,
 )
+from tensorcast_dask.tensors.messages.signals import InstanceGone, InstanceLoad
 from tensorcast_dask.tensors.messages.store import Challenge, Hello, Proof
 
 __all__ = [
@@ -89,6 +90,8 @@ class Renew(Message, frozen=True, kw_only=True):
 
     seq: int
     uses: dict[Tier, TierUse] = {}
+    #: Reads by programs since the last renewal, of those that were read most.
+    reads: dict[Generation, int] = {}
 
 
 class Renewed(Message, frozen=True, kw_only=True):
@@ -146,6 +149,8 @@ class TaskDone(Message, frozen=True, kw_only=True):
     #: For explain: where the bytes came from and how ("shm", "tcp", "disk", "here").
     via: str = ""
     sources: tuple[NodeId, ...] = ()
+    #: Bytes that came from each of `sources`; () where that is not known.
+    shares: tuple[int, ...] = ()
     result: bytes = b""  # msgpack, by kind of task
 
 
@@ -248,6 +253,8 @@ FromNode: TypeAlias = (
     | MayDrop
     | TaskProgress
     | TaskDone
+    | InstanceLoad
+    | InstanceGone
 )
 ToNode: TypeAlias = (
     Challenge

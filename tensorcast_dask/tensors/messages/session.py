@@ -39,6 +39,7 @@ from tensorcast_dask.tensors.messages.shared import (
     TierUse,
     Wire,
 )
+from tensorcast_dask.tensors.messages.signals import HistoryAsked, SignalsAsked
 from tensorcast_dask.tensors.messages.store import TlsFiles
 
 __all__ = [
@@ -560,6 +561,8 @@ SessionRequest: TypeAlias = (
     | BeginStep
     | StepEffect
     | EndStep
+    | SignalsAsked
+    | HistoryAsked
 )
 
 
