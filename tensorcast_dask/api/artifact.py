@@ -88,13 +88,17 @@ class Artifact:
         return self._session
 
     # ------------------------------------------------------------ reading
-    def tensor_meta(self, name: str | None = None) -> Any:
+    def tensor_meta(
+        self, name: str | None = None, *, deadline: float | None = None
+    ) -> Any:
         """Name, dtype and shape of every tensor, without their bytes.
 
         Parameters
         ----------
         name : str, optional
             Only that tensor's.
+        deadline : float, optional
+            Seconds.
 
         Returns
         -------
@@ -105,7 +109,7 @@ class Artifact:
         NotFound
             When there is no tensor of that name.
         """
-        return self.session.tensor_meta(self, name)
+        return self.session.tensor_meta(self, name, deadline=deadline)
 
     def tensor_dict(
         self,
@@ -210,9 +214,9 @@ class Artifact:
         """See `Session.save`."""
         return self.session.save(self, path, **options)
 
-    def locations(self) -> Any:
+    def locations(self, *, deadline: float | None = None) -> Any:
         """Where its replicas are: a list of `Location`."""
-        return self.session.locations(self)
+        return self.session.locations(self, deadline=deadline)
 
     def mutate(self) -> Any:
         """Fence for changing registered tensors: `with artifact.mutate(): ...`.

@@ -40,13 +40,15 @@ class Worker:
         """Begin to bring a replica here; returns at once with an `Operation`."""
         return self._session.prefetch(artifact, worker=self, device=device, **options)
 
-    def publish(self, artifact: Artifact | str, version: int | None = None) -> Any:
+    def publish(
+        self, artifact: Artifact | str, version: int | None = None, **options: Any
+    ) -> Any:
         """Make a version visible to `latest`."""
-        return self._session.publish(artifact, version)
+        return self._session.publish(artifact, version, **options)
 
-    def latest(self, artifact_id: str) -> Any:
+    def latest(self, artifact_id: str, **options: Any) -> Any:
         """Give the newest published version."""
-        return self._session.latest(artifact_id)
+        return self._session.latest(artifact_id, **options)
 
     def replicate(
         self,

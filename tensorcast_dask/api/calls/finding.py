@@ -108,9 +108,11 @@ class Finding(Calls):
 
         return self._core.call(work)
 
-    def locations(self, artifact: Artifact | str) -> Any:
+    def locations(
+        self, artifact: Artifact | str, *, deadline: float | None = None
+    ) -> Any:
         """Where its replicas are."""
-        limit = self._core.deadline(None)
+        limit = self._core.deadline(deadline)
 
         async def work() -> list[Any]:
             info = await self._info(artifact, limit)

@@ -18,9 +18,9 @@ __all__ = ["Looking"]
 class Looking(Calls):
     """What looks at the cluster."""
 
-    def workers(self) -> Any:
+    def workers(self, *, deadline: float | None = None) -> Any:
         """Nodes with a live Dask worker, ordered by name."""
-        limit = self._core.deadline(None)
+        limit = self._core.deadline(deadline)
 
         async def work() -> list[Worker]:
             states = (await names.nodes(self._core, limit)).nodes
@@ -32,18 +32,18 @@ class Looking(Calls):
 
         return self._core.call(work)
 
-    def nodes(self) -> Any:
+    def nodes(self, *, deadline: float | None = None) -> Any:
         """All nodes whose lease runs, unattended ones too: a list of `NodeState`."""
-        limit = self._core.deadline(None)
+        limit = self._core.deadline(deadline)
 
         async def work() -> list[Any]:
             return list((await names.nodes(self._core, limit)).nodes)
 
         return self._core.call(work)
 
-    def pool(self) -> Any:
+    def pool(self, *, deadline: float | None = None) -> Any:
         """Give the cluster as one pool: a `TierUse` for each tier, summed over nodes."""
-        limit = self._core.deadline(None)
+        limit = self._core.deadline(deadline)
 
         async def work() -> dict[Any, Any]:
             return reads.pool(await names.nodes(self._core, limit))
@@ -68,13 +68,17 @@ class Looking(Calls):
             lambda: names.query(self._core, query, rows=limit, limit=within)
         )
 
-    def explain(self, ref: Artifact | Worker | str) -> Any:
+    def explain(
+        self, ref: Artifact | Worker | str, *, deadline: float | None = None
+    ) -> Any:
         """Why is it as it is: sentences, oldest first.
 
         Parameters
         ----------
         ref : Artifact, Worker or str
             An artifact or its id, a node, or the id of a request.
+        deadline : float, optional
+            Seconds.
 
         Returns
         -------
@@ -85,11 +89,13 @@ class Looking(Calls):
         NotFound
             When nothing is called so.
         """
-        return self._core.explain(ref.node if isinstance(ref, Worker) else ref_of(ref))
+        limit = self._core.deadline(deadline)
+        named = ref.node if isinstance(ref, Worker) else ref_of(ref)
+        return self._core.bridge(self._core.told_of, named, limit)
 
-    def debug_state(self) -> Any:
+    def debug_state(self, *, deadline: float | None = None) -> Any:
         """State of the catalog and of every store, as one dict; equal to its baseline at rest."""
-        limit = self._core.deadline(None)
+        limit = self._core.deadline(deadline)
 
         async def work() -> dict[str, Any]:
             request = CatalogStateAsked(rid=self._core.link.next_rid())

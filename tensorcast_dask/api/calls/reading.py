@@ -19,9 +19,15 @@ __all__ = ["Reading"]
 class Reading(Calls):
     """What reads artifacts."""
 
-    def tensor_meta(self, artifact: Artifact, name: str | None = None) -> Any:
+    def tensor_meta(
+        self,
+        artifact: Artifact,
+        name: str | None = None,
+        *,
+        deadline: float | None = None,
+    ) -> Any:
         """See `Artifact.tensor_meta`."""
-        limit = self._core.deadline(None)
+        limit = self._core.deadline(deadline)
         return self._core.call(
             lambda: reads.meta(self._core, artifact.info, name, limit)
         )

@@ -188,16 +188,12 @@ class Core(SyncMethodMixin):
         """Bridge; typed as in a synchronous program."""
         return cast("T", self.bridge(action))
 
-    def explain(self, ref: str) -> Any:
+    async def told_of(self, ref: str, limit: Deadline) -> list[str]:
         """Why is it as it is: sentences, oldest first."""
-        return self.bridge(self.told_of, ref)
-
-    async def told_of(self, ref: str) -> list[str]:
-        """Do the work of `explain`."""
         from tensorcast_dask.tensors.messages import ExplainAsked, Explained
 
         request = ExplainAsked(rid=self.link.next_rid(), ref=ref)
-        explained = await self.ask(request, Explained, self.deadline(None))
+        explained = await self.ask(request, Explained, limit)
         return [f"{ago_s:8.2f} s ago  {line}" for ago_s, line in explained.lines]
 
     def lender(self) -> Lender:
@@ -348,7 +344,9 @@ class Operation(Generic[T]):
 
     async def _explain(self) -> list[str]:
         try:
-            return await self._core.told_of(self.rid or self.ref)
+            return await self._core.told_of(
+                self.rid or self.ref, self._core.deadline(None)
+            )
         except NotFound:
             return []
 

@@ -61,10 +61,13 @@ ON_ARTIFACTS: dict[str, Call] = {
     "pin": lambda s, r, d: s.unpin(r, s.pin(r, deadline=d).pin),
     "save": lambda s, r, d: s.save(r, s.folder / "m.safetensors", deadline=d),
     "destroy": lambda s, r, d: s.destroy(r, deadline=d),
+    "locations": lambda s, r, d: s.locations(r, deadline=d),
 }
 #: Calls on a handle only.
 ON_HANDLES: dict[str, Call] = {
     "tensor_dict": lambda _, r, d: r.tensor_dict(framework="numpy", deadline=d),
+    "tensor_meta": lambda _, r, d: r.tensor_meta(deadline=d),
+    "view": lambda _, r, d: r.view(tc.s_[:10], deadline=d),
     "tensor": lambda _, r, d: r.tensor(framework="numpy", deadline=d),
     "into": lambda _, r, d: r.tensor_dict_into({"x": np.zeros(400_000)}, deadline=d),
     "alias": lambda s, r, d: s.alias("p34/alias", r, deadline=d),
@@ -77,6 +80,11 @@ OTHERS: dict[str, Call] = {
     "register": lambda s, _, d: register(s, d),
     "load": lambda s, _, d: s.load(s.folder / "there", "p34/made", deadline=d),
     "sql": lambda s, _, d: s.sql("select count(*) from versions", deadline=d),
+    "workers": lambda s, _, d: s.workers(deadline=d),
+    "nodes": lambda s, _, d: s.nodes(deadline=d),
+    "pool": lambda s, _, d: s.pool(deadline=d),
+    "explain": lambda s, _, d: s.explain(s.workers()[0], deadline=d),
+    "debug_state": lambda s, _, d: s.debug_state(deadline=d),
     "wait": lambda s, r, d: s.publish(r).wait(d),
     "result": lambda s, r, d: s.publish(r).result(d),
     "exception": lambda s, r, d: s.publish(r).exception(d),
