@@ -276,7 +276,8 @@ class Plan:
         return self._core.bridge(self._story)
 
     async def _story(self) -> list[str]:
-        lines = await self._core.told_of(f"plan:{self.key}")
+        limit = self._core.deadline(None)
+        lines = await self._core.told_of(f"plan:{self.key}", limit)
         now_s = time.monotonic()
         own = [f"{now_s - at_s:8.2f} s ago  {line}" for at_s, line in self._told]
         at = next((n for n, line in enumerate(lines) if "  admit:" in line), -1) + 1

@@ -231,7 +231,8 @@ class PlanRun:
 
     def explain(self) -> Any:
         """Tell what the catalog knows of the run, oldest first."""
-        return self._core.explain(f"plan:{self.key}")
+        limit = deadline(60.0)
+        return self._core.bridge(self._core.told_of, f"plan:{self.key}", limit)
 
     def __await__(self) -> Generator[Any, None, PlanResult]:
         return self._result(None, raises=True).__await__()
