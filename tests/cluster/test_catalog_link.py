@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -27,6 +28,7 @@ from tensorcast_dask.tensors.ids import (
     SessionId,
 )
 from tensorcast_dask.tensors.messages import (
+    Answer,
     CommitCreated,
     Fault,
     Nodes,
@@ -149,3 +151,16 @@ def test_a_value_that_no_message_can_carry_is_refused_and_the_session_goes_on(
             assert catalog.asked == [good]
 
     run()
+
+
+@on_loop
+async def test_a_cancellation_is_not_lost_to_an_answer_of_the_same_moment() -> None:
+    async with linked() as (_, link):
+        request = Resolve(rid=link.next_rid(), id=ArtifactId("x"))
+        asking = asyncio.create_task(link.call(request, Nodes, deadline(20.0)))
+        for _ in range(100):  # until it is sent and only waits
+            await asyncio.sleep(0)
+        link._pending[request.rid].future.set_result(Answer(rid=request.rid))
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking

@@ -132,7 +132,8 @@ def test_a_stranger_is_hung_up_on_and_the_others_do_not_notice(said: bytes) -> N
             if not said:
                 writer.write_eof()
             with contextlib.suppress(OSError):
-                await asyncio.wait_for(reader.read(), 5)
+                async with asyncio.timeout(5):
+                    await reader.read()
             writer.close()
             link, _ = a_node(links.port)
             await eventually_async(lambda: len(told) == 2, within_s=5)

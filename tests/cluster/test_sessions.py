@@ -190,4 +190,5 @@ async def test_closing_the_scheduler_ends_every_session() -> None:
         await held.sessions.close()
         for comm in comms:
             with pytest.raises(CommClosedError):
-                await asyncio.wait_for(comm.read(), 5)
+                async with asyncio.timeout(5):
+                    await comm.read()

@@ -148,7 +148,10 @@ class CatalogLink:
             if self._comm is not None and self._comm is not asked.comm:
                 asked.comm = self._comm
                 await self._write(asked.raw)
-            answer = await asyncio.wait_for(asked.future, deadline.answer_within_s())
+            # Not `wait_for`: that of Python 3.11 drops a cancellation when the answer comes
+            # at the same moment, and a caller's `asyncio.timeout` with it.
+            async with asyncio.timeout(deadline.answer_within_s()):
+                answer = await asked.future
         except TimeoutError as error:
             raise self._too_late(request) from error
         finally:
@@ -198,8 +201,7 @@ class CatalogLink:
         self._closed = True
         if self._keeper is not None:
             self._keeper.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._keeper
+            await asyncio.wait([self._keeper])
         if self._comm is not None:
             with contextlib.suppress(OSError):
                 await self._comm.close()
@@ -213,7 +215,8 @@ class CatalogLink:
 
     async def _wait_up(self, deadline: Deadline) -> None:
         try:
-            await asyncio.wait_for(self._up.wait(), max(deadline.left_s(), 1.0))
+            async with asyncio.timeout(max(deadline.left_s(), 1.0)):
+                await self._up.wait()
         except TimeoutError as error:
             message = (
                 "no scheduler with the tensorcast plugin answered; check the address"

@@ -76,8 +76,10 @@ class _Ring:
     """Answers of one session."""
 
     floor: int = 0
-    #: By request id in order of arrival: (digest, answered, value).
-    known: dict[RequestId, tuple[bytes, bool, Value]] = field(default_factory=dict)
+    #: Digests of requests that run, however many the session sends without waiting.
+    running: dict[RequestId, bytes] = field(default_factory=dict)
+    #: Digests and answers, the oldest answer first.
+    answered: dict[RequestId, tuple[bytes, Value]] = field(default_factory=dict)
     #: Places in the journal that hold a row.
     places: dict[int, None] = field(default_factory=dict)
 
@@ -118,27 +120,33 @@ class Outcomes:
         ring = self._rings.get(session)
         if ring is None:
             ring = self._rings[session] = _Ring()
-        known = ring.known.get(rid)
-        if known is None:
-            number = number_of(rid)
-            if 0 < number <= ring.floor:
-                return Standing.FORGOTTEN, None
-            ring.known[rid] = (digest, False, None)
-            return Standing.NEW, None
-        if known[0] != digest:
-            return Standing.OTHER, None
-        return (Standing.ANSWERED if known[1] else Standing.RUNNING), known[2]
+        if (running := ring.running.get(rid)) is not None:
+            return (Standing.RUNNING if running == digest else Standing.OTHER), None
+        if (answered := ring.answered.get(rid)) is not None:
+            if answered[0] != digest:
+                return Standing.OTHER, None
+            return Standing.ANSWERED, answered[1]
+        if 0 < number_of(rid) <= ring.floor:
+            return Standing.FORGOTTEN, None
+        ring.running[rid] = digest
+        return Standing.NEW, None
 
     def answered(
         self, session: SessionId, rid: RequestId, value: Value, *, durable: bool
     ) -> Row | None:
         """Note an answer; the row for the journal when it has to be durable."""
         ring = self._rings.get(session)
-        if ring is None or rid not in ring.known:
+        if ring is None:
             return None
-        digest = ring.known[rid][0]
-        ring.known[rid] = (digest, True, value)
-        self._trim(ring)
+        if (digest := ring.running.pop(rid, None)) is None:
+            if rid not in ring.answered:
+                return None
+            digest = ring.answered[rid][0]
+        ring.answered[rid] = (digest, value)
+        while len(ring.answered) > self._per_session:
+            oldest = next(iter(ring.answered))
+            del ring.answered[oldest]
+            ring.floor = max(ring.floor, number_of(oldest))
         if not durable:
             return None
         place = number_of(rid) % self._per_session
@@ -157,33 +165,24 @@ class Outcomes:
         """Forget a request that was refused for now, so that it may be asked again."""
         ring = self._rings.get(session)
         if ring is not None:
-            ring.known.pop(rid, None)
+            ring.running.pop(rid, None)
+            ring.answered.pop(rid, None)
 
     def settle(self, session: SessionId, below: int) -> None:
         """Forget what a session has said it needs no more."""
         ring = self._rings.setdefault(session, _Ring())
         ring.floor = max(ring.floor, below - 1)
-        for rid in [rid for rid in ring.known if 0 < number_of(rid) <= ring.floor]:
-            del ring.known[rid]
+        for known in (ring.running, ring.answered):
+            for rid in [rid for rid in known if 0 < number_of(rid) <= ring.floor]:
+                del known[rid]
 
     def known(self, session: SessionId) -> tuple[tuple[RequestId, bool, Value], ...]:
-        """Give the requests of a session in order: id, whether answered, and how."""
+        """Give the requests of a session: id, whether answered, and how."""
         ring = self._rings.get(session)
         if ring is None:
             return ()
-        return tuple((rid, one[1], one[2]) for rid, one in ring.known.items())
-
-    def _trim(self, ring: _Ring) -> None:
-        while len(ring.known) > self._per_session:
-            rid = next(iter(ring.known))
-            if not ring.known[rid][1]:
-                # A request that runs for long; it moves behind so that others can go.
-                ring.known[rid] = ring.known.pop(rid)
-                if not any(known[1] for known in ring.known.values()):
-                    return
-                continue
-            del ring.known[rid]
-            ring.floor = max(ring.floor, number_of(rid))
+        answered = [(rid, True, one[1]) for rid, one in ring.answered.items()]
+        return (*answered, *((rid, False, None) for rid in ring.running))
 
     def forget(self, session: SessionId) -> list[Row]:
         """Forget a session that is over; returns the rows that say so."""
@@ -200,7 +199,7 @@ class Outcomes:
         ring = self._rings.setdefault(row.session, _Ring())
         kind = _ANSWERS.get(row.kind)
         value = None if kind is None else messages.decode(row.value, kind)
-        ring.known[row.rid] = (row.digest, True, value)
+        ring.answered[row.rid] = (row.digest, value)
         number = number_of(row.rid)
         ring.floor = max(ring.floor, number - self._per_session)
         ring.places[number % self._per_session] = None
@@ -211,4 +210,6 @@ class Outcomes:
 
     def counts(self) -> tuple[int, int]:
         """How many sessions, and how many answers of theirs."""
-        return len(self._rings), sum(len(one.known) for one in self._rings.values())
+        return len(self._rings), sum(
+            len(one.running) + len(one.answered) for one in self._rings.values()
+        )

@@ -91,3 +91,13 @@ def test_a_request_refused_for_now_may_be_asked_again() -> None:
     look(outcomes, 1)
     outcomes.unasked(S, rid(1))
     assert look(outcomes, 1) is Standing.NEW
+
+
+def test_many_requests_that_run_push_no_answer_out() -> None:
+    outcomes = Outcomes(per_session=2)
+    for number in range(1, 9):
+        look(outcomes, number)
+    outcomes.answered(S, rid(1), None, durable=False)
+    assert look(outcomes, 1) is Standing.ANSWERED
+    assert {look(outcomes, number) for number in range(2, 9)} == {Standing.RUNNING}
+    assert outcomes.counts() == (1, 8)
