@@ -118,6 +118,18 @@ def _memory(value: object) -> int | float | None:
     return amount if 0 < amount < 1 else round(amount)
 
 
+def _device_memory(value: object) -> float:
+    """Bytes, a share of the device below 1, or 0 for none."""
+    if value is None or value == "":
+        return 0.0
+    return parse_quantity(value, BYTE_UNITS, "1 GiB")
+
+
+def _ordinal(value: object) -> int:
+    """Take the number of a device; -1 = by rule."""
+    return -1 if value is None or value == "" else _count(value)
+
+
 def _warm(value: object) -> int:
     return -1 if value is None else parse_bytes(value)
 
@@ -235,6 +247,8 @@ _READERS: Final[dict[str, tuple[str, Callable[[object], Any]]]] = {
     "transfer.stall": ("stall_s", parse_seconds),
     "transfer.ucx": ("ucx", _ucx),
     "node.host-memory": ("host_memory", _memory),
+    "node.device-memory": ("device_memory", _device_memory),
+    "node.device": ("device_number", _ordinal),
     "node.disk-dir": ("disk_dir", _folder),
     "node.disk-memory": ("disk_bytes", parse_bytes),
     "node.disk-dir-allow-tmpfs": ("disk_dir_allow_tmpfs", _flag),
@@ -253,6 +267,10 @@ class NodeSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     #: Bytes when at least 1, a share of the machine below, None = by rule.
     host_memory: int | float | None
+    #: Bytes when at least 1, a share of the device below, 0 = no device tier.
+    device_memory: float
+    #: Which device is the node's; -1 = by rule.
+    device_number: int
     disk_dir: str
     disk_bytes: int
     disk_dir_allow_tmpfs: bool

@@ -11,6 +11,7 @@ import inspect
 import pickle
 from typing import TYPE_CHECKING, Any
 
+from tensorcast_dask.device.launch import launch as launch_device
 from tensorcast_dask.exceptions import CatalogUnavailable
 from tensorcast_dask.scheduler_plugin.installation import ABOUT_OP, About
 from tensorcast_dask.scheduler_plugin.plugin import PLUGIN_NAME, CatalogPlugin
@@ -37,6 +38,7 @@ def make_plugins(about: About) -> tuple[tuple[str, bytes], tuple[str, bytes]]:
         tree=about.tree,
         arguments=about.arguments,
         launch=launch,
+        launch_device=launch_device,
     )
     nanny_plugin = MemoryCheckPlugin(about.tree, about.arguments)
     return (

@@ -31,6 +31,9 @@ class LocalCluster(distributed.LocalCluster):
     host_memory : str, int or float, optional
         Budget of each node's host tier, as Dask's `memory_limit` is: bytes, text such as
         "1 GiB", or a share of the machine.
+    device_memory : str, int or float, optional
+        Budget of each node's device tier: bytes, text, or a share of the device below 1. What
+        drives devices is the setting `device`.
     disk : bool or str
         Whether nodes have a disk tier: True makes a temporary folder that goes with the
         cluster, text names one.
@@ -62,6 +65,7 @@ class LocalCluster(distributed.LocalCluster):
         n_workers: int | None = None,
         *,
         host_memory: str | float | None = None,
+        device_memory: str | float | None = None,
         disk: bool | str = False,
         separate_hosts: bool = False,
         journal: str | None = None,
@@ -73,6 +77,8 @@ class LocalCluster(distributed.LocalCluster):
         arguments: Tree = {"node": {}}
         if host_memory is not None:
             arguments["node"]["host-memory"] = host_memory
+        if device_memory is not None:
+            arguments["node"]["device-memory"] = device_memory
         if disk is True:
             self._disk = tempfile.TemporaryDirectory(prefix="tensorcast-disk-")
             disk = self._disk.name

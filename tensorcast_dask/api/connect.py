@@ -32,6 +32,7 @@ from tensorcast_dask.api.current import forget, remember
 from tensorcast_dask.api.session import Session
 from tensorcast_dask.config import Settings
 from tensorcast_dask.dataplane import auth, hosts
+from tensorcast_dask.dataplane.devices.own import OwnDevices
 from tensorcast_dask.exceptions import (
     InvalidArgument,
     TensorCastError,
@@ -179,6 +180,7 @@ async def _open_with_client(
         connection_args=client.connection_args,
         client=client,
         host=_own_host(settings),
+        devices=OwnDevices(settings.device, settings.run_dir),
         own=None,
         tls=_certificates(client),
         asynchronous=client._asynchronous,  # noqa: SLF001 - how the client was made
@@ -209,6 +211,7 @@ async def _open(
     connection_args: dict[str, Any],
     client: Any,
     host: HostId,
+    devices: OwnDevices,
     own: NodeId | None,
     tls: TlsFiles | None,
     asynchronous: bool,
@@ -241,6 +244,7 @@ async def _open(
         stores=stores,
         client=client,
         host=host,
+        devices=devices,
         deadline_default_s=greeting.deadline_default_s,
         asynchronous=asynchronous,
     )
@@ -305,6 +309,7 @@ def _make_for(worker: DaskWorker) -> Session:
         connection_args=node.connection_args,
         client=None,
         host=node.host,
+        devices=OwnDevices(node.settings.device, node.settings.run_dir),
         own=node.card.node,
         tls=node.tls,
         asynchronous=False,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tensorcast_dask.tensors.messages import Tier
+
 if TYPE_CHECKING:
     from tensorcast_dask.api.artifact import Artifact
     from tensorcast_dask.tensors.messages import NodeState
@@ -24,6 +26,8 @@ class Worker:
         Identity of the node: its store's uuid, which outlives the worker.
     roles : tuple of str
         `basic`, `gateway`, `shard_home`.
+    device : str
+        UUID of the node's device; "" where it has no device tier.
     """
 
     def __init__(self, state: NodeState, session: Any) -> None:
@@ -33,6 +37,8 @@ class Worker:
         self.address = state.card.worker
         self.node = state.card.node
         self.roles = state.card.roles
+        use = state.uses.get(Tier.DEVICE)
+        self.device = "" if use is None else use.device
 
     def prefetch(
         self, artifact: Artifact | str, device: str = "host", **options: Any

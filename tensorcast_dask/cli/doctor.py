@@ -201,10 +201,13 @@ def _cuda() -> Finding:
 
 def _devices() -> Finding:
     """Say what the setting `device` comes to; no library is imported for it."""
-    spec = Settings.read().device
+    settings = Settings.read()
+    spec, asked = settings.device, settings.node.device_memory
     if spec.kind == "emulated":
         each = human_bytes(spec.nbytes)
-        return Finding(what="devices", found=f"{spec.count} emulated, {each} each")
+        return Finding(
+            what="devices", found=f"{spec.count} emulated, {each} each{_tier(asked)}"
+        )
     kinds = [spec.kind] if spec.kind else ["cupy", "torch"]
     kind = next((k for k in kinds if importlib.util.find_spec(k) is not None), "")
     missing = []
@@ -213,13 +216,23 @@ def _devices() -> Finding:
     if not kind:
         missing.append(" or ".join(_INSTALL[k] for k in kinds))
     if not missing:
-        return Finding(what="devices", found=f"those of CUDA, through {kind}")
+        return Finding(
+            what="devices", found=f"those of CUDA, through {kind}{_tier(asked)}"
+        )
     fix = (
         f"install {' and '.join(missing)}, or set tensorcast.device to emulated:1x1GiB"
     )
-    if not spec.kind:  # nobody asked for any
+    if not (spec.kind or asked):  # nobody asked for any
         return Finding(what="devices", found=f"none: {' and '.join(missing)} missing")
     return Finding(what="devices", found="none", verdict="limited", fix=fix)
+
+
+def _tier(asked: float) -> str:
+    """Say what a node takes of its device."""
+    if not asked:
+        return "; no device tier (tensorcast.node.device-memory is 0)"
+    much = f"{asked:.0%}" if asked < 1 else human_bytes(int(asked))
+    return f"; a node takes {much} of one"
 
 
 def _ucx() -> Finding:

@@ -65,6 +65,7 @@ def up(
     *,
     workers: int | None,
     host_memory: str | None,
+    device_memory: str | None,
     disk: str | None,
     port: int,
     as_json: bool,
@@ -86,6 +87,7 @@ def up(
         _started(
             n_workers=workers,
             host_memory=host_memory,
+            device_memory=device_memory,
             disk=disk or False,
             scheduler_port=port,
         ) as cluster,

@@ -23,6 +23,10 @@ _FOLDER = click.Path(file_okay=False, resolve_path=True)
     help="How many nodes; default: by the number of cores.",
 )
 @click.option("-m", "--host-memory", help='Budget of each node, such as "1 GiB".')
+@click.option(
+    "--device-memory",
+    help="Budget of each node on its device; see the setting `device`.",
+)
 @click.option("--disk", type=_FOLDER, help="Folder of the disk tier.")
 @click.option(
     "-p",
@@ -36,6 +40,7 @@ _FOLDER = click.Path(file_okay=False, resolve_path=True)
 def up(
     workers: int | None,
     host_memory: str | None,
+    device_memory: str | None,
     disk: str | None,
     port: int,
     detach: bool,
@@ -49,6 +54,7 @@ def up(
             lambda: local.up(
                 workers=workers,
                 host_memory=host_memory,
+                device_memory=device_memory,
                 disk=disk,
                 port=port,
                 as_json=as_json,
@@ -58,6 +64,7 @@ def up(
     given = {
         "--workers": workers,
         "--host-memory": host_memory,
+        "--device-memory": device_memory,
         "--disk": disk,
         "--port": port,
     }

@@ -150,6 +150,10 @@ class Catalog:
         self._dropper.start()
         self._link.start()
 
+    def renew(self) -> None:
+        """Tell the catalog now what the tiers hold."""
+        self._link.hasten()
+
     def relink(self) -> None:
         """Greet the catalog anew: the card, or the catalog, is another one."""
         self._link.aim(self._identity.link)

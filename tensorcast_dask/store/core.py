@@ -32,7 +32,7 @@ from tensorcast_dask.store.state.leases import check_lease
 from tensorcast_dask.store.state.replicas import Life
 from tensorcast_dask.store.state.results import Results
 from tensorcast_dask.store.state.table import Table
-from tensorcast_dask.store.state.tiers import TierRow
+from tensorcast_dask.store.state.tiers import FROM_HOST, TierRow
 from tensorcast_dask.tensors.messages import (
     ReplicaDropped,
     StoreSettings,
@@ -77,7 +77,12 @@ def tier_rows(settings: StoreSettings) -> list[TierRow]:
     ]
     if disk:
         rows.append(
-            TierRow(tier=Tier.DISK, capacity_bytes=settings.disk_bytes, memory=False)
+            TierRow(
+                tier=Tier.DISK,
+                capacity_bytes=settings.disk_bytes,
+                proof=False,
+                charges=False,
+            )
         )
     return rows
 
@@ -215,7 +220,7 @@ class Core:
 
     def _freeze(self, copy: Copy) -> None:
         stock = self.table.tiers[copy.tier]
-        if copy.shared or not stock.row.memory or copy.segment in stock.slabs:
+        if copy.shared or not stock.row.proof or copy.segment in stock.slabs:
             return
         if not self.shelf.freeze(copy.segment):
             message = (
@@ -233,39 +238,40 @@ class Core:
 
     # -------------------------------------------------------------- reading
     @contextlib.contextmanager
-    def reading(
-        self, generation: Generation, tier: Tier | None = None
-    ) -> Iterator[Reading]:
-        """Hold a use lease on the nearest copy for the length of a block.
+    def reading(self, generation: Generation, *tiers: Tier) -> Iterator[Reading]:
+        """Hold a use lease, as `acquire` takes it, for the length of a block.
 
         Raises
         ------
         NotFound, Gone, Incomplete
             When there is nothing to read.
         """
-        held = self.acquire(generation, tier)
+        held = self.acquire(generation, *tiers)
         try:
             yield held
         finally:
             self.release(held)
 
-    def acquire(self, generation: Generation, tier: Tier | None = None) -> Reading:
-        """Take a use lease; `release` must follow."""
+    def acquire(self, generation: Generation, *tiers: Tier) -> Reading:
+        """Take a use lease on the first copy of `tiers`, by default the nearest to the host.
+
+        `release` must follow.
+        """
         with self.lock:
-            replica, copy = self.table.acquire(generation, tier)
-            memory = self.table.tiers[copy.tier].row.memory
-            file = self.shelf.get(copy.segment) if memory else None
-        return Reading(replica, copy, file)
+            replica, copy = self.table.acquire(generation, tiers or FROM_HOST)
+            return Reading(replica, copy, self._file(copy))
+
+    def _file(self, copy: Copy) -> File | None:
+        """Give the memory of a copy, where it has some."""
+        charges = self.table.tiers[copy.tier].row.charges
+        return self.shelf.get(copy.segment) if charges else None
 
     def hold(self, generation: Generation, copy: Copy) -> Reading:
         """Take a lease on a copy that is being filled, for who fills it."""
         with self.lock:
             replica = self.table.replicas[generation]
             self.table.lease(replica, copy)
-            memory = self.table.tiers[copy.tier].row.memory
-            return Reading(
-                replica, copy, self.shelf.get(copy.segment) if memory else None
-            )
+            return Reading(replica, copy, self._file(copy))
 
     def release(self, held: Reading) -> None:
         """End a use lease."""
@@ -349,8 +355,7 @@ class Core:
         self.results.ttl_s = settings.result_ttl_s
         self.room.settings = self.settings
         for row in tier_rows(self.settings):
-            self.table.tiers[row.tier].row = row
-            self.table.tiers[row.tier].pool.limit_bytes = row.warm_bytes
+            self.table.set_row(row)
 
     def uses(self) -> dict[Tier, TierUse]:
         """Count every tier."""

@@ -29,6 +29,7 @@ from tensorcast_dask.exceptions import (
     TensorCastError,
 )
 from tensorcast_dask.store.core import now_s
+from tensorcast_dask.store.media import wanted_of
 from tensorcast_dask.store.records import digest_of_index
 from tensorcast_dask.store.state.replicas import Life, Wanted
 from tensorcast_dask.tensors.checksums import encode_sums
@@ -38,7 +39,7 @@ from tensorcast_dask.tensors.specs import Index
 if TYPE_CHECKING:
     from tensorcast_dask.dataplane.files.spool import Spool, Spooled
     from tensorcast_dask.store.core import Core
-    from tensorcast_dask.store.state.replicas import Freed, Replica
+    from tensorcast_dask.store.state.replicas import Filling, Replica
     from tensorcast_dask.tensors.ids import ClusterId, Generation, NodeId
     from tensorcast_dask.tensors.messages import StoreSettings
 
@@ -122,8 +123,7 @@ class Disk:
         self._lock = threading.Lock()
         #: Which generation a segment number of the disk tier is.
         self._generations: dict[int, Generation] = {}
-        core.room.spill = self.spill
-        core.room.unlink = self._unlink
+        core.room.media[Tier.DISK] = self
 
     def recover(self) -> None:
         """Enter what the folder held into the table."""
@@ -150,9 +150,7 @@ class Disk:
             labels=kept.labels,
             published=kept.published,
         )
-        filling = core.reserve(wanted, until_s=now_s())
-        with self._lock:
-            self._generations[filling.copy.segment] = spooled.generation
+        core.reserve(wanted, until_s=now_s())
         same_cut = kept.chunk_bytes == core.settings.chunk_bytes
         core.commit(
             spooled.generation,
@@ -163,17 +161,12 @@ class Disk:
         )
 
     # -------------------------------------------------------------- to disk
-    def spill(self, generation: Generation) -> bool:
-        """Move a replica from memory to disk; False, and nothing changed, when it fails."""
-        try:
-            self.save(generation)
-        except TensorCastError as error:
-            logger.warning("generation %d is not spilled: %s", generation, error)
-            return False
-        self._core.drop(generation, Tier.HOST, why="spilled to disk")
-        return True
+    def make(self, wanted: Wanted, filling: Filling, *, until_s: float) -> None:  # noqa: ARG002 - a medium's
+        """Note whose file a segment number is; files are made as they are written."""
+        with self._lock:
+            self._generations[filling.copy.segment] = wanted.generation
 
-    def save(self, generation: Generation) -> None:
+    def save(self, generation: Generation, *, until_s: float) -> int:  # noqa: ARG002 - a medium's
         """Put a copy of a replica in memory on the disk; one that is there is fine.
 
         Raises
@@ -190,18 +183,17 @@ class Disk:
             replica = held.replica
             there = replica.copy(Tier.DISK)
             if there is not None and there.life is Life.COMMITTED:
-                return
+                return replica.nbytes
             if there is not None:  # not yet, or not for long: memory must not go for it
                 message = (
                     f"generation {generation} is being written to, or dropped from, the "
                     "disk; try again in a moment"
                 )
                 raise Incomplete(message)
-            wanted = _wanted(replica, Tier.DISK, now_s() + _WRITE_S)
-            filling = core.reserve(wanted, until_s=now_s())
+            core.reserve(
+                wanted_of(replica, Tier.DISK, now_s() + _WRITE_S), until_s=now_s()
+            )
             try:
-                with self._lock:
-                    self._generations[filling.copy.segment] = generation
                 self._spool.write(
                     generation,
                     replica.id,
@@ -219,6 +211,7 @@ class Disk:
             except BaseException:
                 core.abort(generation, Tier.DISK)
                 raise
+            return replica.nbytes
 
     def _kept(self, replica: Replica) -> _Kept:
         return _Kept(
@@ -245,7 +238,7 @@ class Disk:
         with core.reading(generation, Tier.DISK) as held:
             replica = held.replica
             filling = core.reserve(
-                _wanted(replica, Tier.HOST, until_s), until_s=until_s
+                wanted_of(replica, Tier.HOST, until_s), until_s=until_s
             )
             target = core.hold(generation, filling.copy)
             try:
@@ -289,10 +282,15 @@ class Disk:
                 raise
             return file
 
+    def sums(self, generation: Generation) -> bytes:  # noqa: ARG002 - a medium's
+        """Give none: a file has its own, which its restore checks."""
+        return b""
+
     # -------------------------------------------------------------- end
-    def _unlink(self, freed: Freed) -> None:
+    def close(self, segment: int) -> None:
+        """Remove the file behind a segment number."""
         with self._lock:
-            generation = self._generations.pop(freed.segment, None)
+            generation = self._generations.pop(segment, None)
         if generation is None:
             return
         try:
@@ -300,7 +298,7 @@ class Disk:
         except TensorCastError as error:
             logger.warning("a file of generation %d stays: %s", generation, error)
 
-    def close(self, *, remove: bool) -> None:
+    def end(self, *, remove: bool) -> None:
         """Give the folder up; with `remove` nothing is left in it."""
         if remove:
             for spooled in self._spool.replicas:
@@ -317,17 +315,3 @@ def _remove_folder(spool: Spool) -> None:
         spool.folder.rmdir()
     except OSError as error:
         logger.info("%s stays: %s", spool.folder, error)
-
-
-def _wanted(replica: Replica, tier: Tier, until_s: float) -> Wanted:
-    return Wanted(
-        generation=replica.generation,
-        id=replica.id,
-        version=replica.version,
-        nbytes=replica.nbytes,
-        tier=tier,
-        owner=0,
-        deadline_s=until_s,
-        labels=replica.labels,
-        published=replica.published,
-    )

@@ -103,6 +103,8 @@ class Ends:
         #: Set when the store has to end.
         self.ending = threading.Event()
         self.why = ""
+        #: The device process that is attached; 0 = none.
+        self.device_pid: Callable[[], int] = int
         #: Called after each change of who the store belongs to; relinks.
         self.changed: Callable[[], None] = _nothing
 
@@ -157,6 +159,7 @@ class Ends:
                 card=card,
                 replicas=len(use),
                 nbytes=sum(replica.nbytes for replica in use.values()),
+                device_pid=self.device_pid(),
             )
             if not request.link.cluster:
                 answer = msgspec.structs.replace(

@@ -29,6 +29,8 @@ from tensorcast_dask.dataplane.transports import ucx_line
 from tensorcast_dask.exceptions import TensorCastError
 from tensorcast_dask.store.catalog import Catalog
 from tensorcast_dask.store.core import Core
+from tensorcast_dask.store.device_media import media_of
+from tensorcast_dask.store.devices import Devices
 from tensorcast_dask.store.disk import measured, open_disk
 from tensorcast_dask.store.ends import Ends
 from tensorcast_dask.store.files import Files
@@ -94,10 +96,12 @@ class Store:
             self.core, settings, told.node, cluster=self.identity.cluster
         )
         self.jobs = Jobs(self._tell)
+        self.devices = Devices(self.core)
+        self.devices.media = media_of(self.devices, self.core)
+        self.ends.device_pid = lambda: self.devices.pid
         movers = Movers(
             self.core,
             self.identity,
-            disk=self._disk,
             tell=self._tell,
         )
         self.catalog = Catalog(
@@ -115,6 +119,7 @@ class Store:
                 ends=self.ends,
                 state=self._state,
                 movers=movers,
+                devices=self.devices,
             ),
             welcome=self._welcome,
             token=lambda: self.identity.token,
@@ -123,6 +128,7 @@ class Store:
         )
         self._listening: object = None
         self.ends.changed = self._changed
+        self.devices.changed = self.catalog.renew
 
     def _tell(self, message: FromNode) -> None:
         self.core.tell(message)  # the link puts itself there
@@ -207,6 +213,7 @@ class Store:
         """Look at the clock until it is time to end."""
         while not self.ends.ending.wait(_TICK_S):
             self.core.tick()
+            self.devices.tick()
             self.ends.tick()
         logger.info("ending: %s", self.ends.why)
 
@@ -219,7 +226,7 @@ class Store:
         self._sums.stop(within_s=_STOP_S)
         self.ends.close()
         if self._disk is not None:
-            self._disk.close(remove=True)
+            self._disk.end(remove=True)
         hosts.remove_folder(self._folder)
         with contextlib.suppress(OSError):  # the cluster's folder, after the last of it
             self._folder.parent.rmdir()

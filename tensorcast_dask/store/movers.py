@@ -2,10 +2,11 @@
 
 Rules:
 
-1. The order: here already; this node's disk; another node of this host, shared; any other
-   holder, by chunks.
+1. The order: here already; another tier of this node; another node of this host, shared;
+   any other holder, by chunks.
 2. One generation comes into one tier once at a time; who wants it meanwhile waits.
-3. A way that fails is left for the next one; the last error is the task's.
+3. Every way leads through host memory; a copy there that nobody asked for goes again.
+4. A way that fails is left for the next one; the last error is the task's.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from tensorcast_dask.store.jobs import Once
 from tensorcast_dask.store.pulls import PullRun
 from tensorcast_dask.store.sharing import Pulled, share
 from tensorcast_dask.store.state.replicas import Life, Wanted
+from tensorcast_dask.store.state.tiers import FROM_HOST
 from tensorcast_dask.tensors.messages import (
     DoPull,
     Role,
@@ -40,9 +42,9 @@ if TYPE_CHECKING:
 
     from tensorcast_dask.dataplane.segments import MemoryFile
     from tensorcast_dask.store.core import Core
-    from tensorcast_dask.store.disk import Disk
     from tensorcast_dask.store.identity import Identity
     from tensorcast_dask.store.jobs import Job
+    from tensorcast_dask.store.media import Medium
     from tensorcast_dask.tensors.ids import Generation
     from tensorcast_dask.tensors.messages import FromNode
 
@@ -51,6 +53,11 @@ __all__ = ["Movers"]
 logger = logging.getLogger(__name__)
 
 _PROGRESS_S = 0.2
+_MISSING = {
+    Tier.DISK: "tensorcast.node.disk-dir",
+    Tier.DEVICE: "tensorcast.node.device-memory",
+    Tier.PINNED: "tensorcast.node.device-memory",
+}
 _HERE = Pulled(moved_bytes=0, via="here", sources=())
 
 
@@ -63,8 +70,6 @@ class Movers:
         The state.
     identity : Identity
         Who we are, for the sources.
-    disk : Disk, optional
-        This node's disk tier.
     tell : callable
         Sends progress to the catalog.
     """
@@ -74,12 +79,10 @@ class Movers:
         core: Core,
         identity: Identity,
         *,
-        disk: Disk | None,
         tell: Callable[[FromNode], None],
     ) -> None:
         self._core = core
         self._identity = identity
-        self._disk = disk
         self._tell = tell
         self._once: Once[Pulled] = Once()
 
@@ -104,7 +107,7 @@ class Movers:
         )
 
     def restore(self, generation: Generation, until_s: float) -> None:
-        """Bring a replica of this node's disk into memory.
+        """Bring a replica from another tier of this node into host memory.
 
         Raises
         ------
@@ -113,32 +116,43 @@ class Movers:
         """
         key = (generation, Tier.HOST)
         self._once.run(
-            key, lambda: self._from_disk(generation, until_s), until_s=until_s
+            key, lambda: self._from_here(generation, until_s), until_s=until_s
         )
 
     def borrow(self, generation: Generation) -> MemoryFile:
-        """Read a replica of this node's disk for one reader, into no tier.
+        """Read a replica of another tier of this node for one reader, into no tier.
 
         Raises
         ------
         CapacityError
             When the machine has no memory for it either.
         """
-        if self._disk is None:
-            message = f"generation {generation} is not in memory, and there is no disk"
-            raise NotFound(message)
+        tier = self._elsewhere(generation)
         replica = self._core.table.find(generation)
         self._core.room.check_machine(Tier.HOST, replica.nbytes)
-        return self._disk.transient(generation)
+        return self._core.room.media[tier].transient(generation)
 
-    def _from_disk(self, generation: Generation, until_s: float) -> Pulled:
+    def _from_here(self, generation: Generation, until_s: float) -> Pulled:
         if self._holds(generation, Tier.HOST):
             return _HERE
-        if self._disk is None:
-            message = f"generation {generation} is not in memory, and there is no disk"
-            raise NotFound(message)
-        nbytes = self._disk.restore(generation, until_s=until_s)
-        return Pulled(moved_bytes=nbytes, via="disk", sources=())
+        tier = self._elsewhere(generation)
+        medium = self._core.room.media[tier]
+        nbytes = medium.restore(generation, until_s=until_s)
+        return Pulled(moved_bytes=nbytes, via=tier, sources=())
+
+    def _elsewhere(self, generation: Generation) -> Tier:
+        """Return the tier that a replica which is not in host memory is taken from.
+
+        Raises
+        ------
+        NotFound
+            When no tier has it.
+        """
+        for tier in FROM_HOST:
+            if tier in self._core.room.media and self._holds(generation, tier):
+                return tier
+        message = f"generation {generation} is in no tier of this node"
+        raise NotFound(message)
 
     def _holds(self, generation: Generation, tier: Tier) -> bool:
         with self._core.lock:
@@ -150,29 +164,40 @@ class Movers:
     def _bring(self, order: DoPull, job: Job) -> Pulled:
         if self._holds(order.generation, order.tier):
             return _HERE
-        if order.tier is Tier.DISK:
-            return self._to_disk(order, job)
-        if self._holds(order.generation, Tier.DISK):
-            try:
-                return self._from_disk(order.generation, job.until_s)
-            except TensorCastError as error:
-                if not order.sources:
-                    raise
-                logger.warning("restoring %d failed: %s", order.generation, error)
-        return self._from_others(order, job)
-
-    def _to_disk(self, order: DoPull, job: Job) -> Pulled:
-        if self._disk is None:
-            message = "this node has no disk tier; set tensorcast.node.disk_dir"
-            raise NotFound(message)
+        if order.tier is Tier.HOST:
+            return self._to_host(order, job)
+        medium = self._medium(order.tier)
         brought = _HERE
         if not self._holds(order.generation, Tier.HOST):
-            brought = self._from_others(order, job)
+            brought = self._to_host(order, job)
         job.check()
-        self._disk.save(order.generation)
-        if brought is not _HERE:
-            self._core.drop(order.generation, Tier.HOST, why="asked for on disk only")
+        nbytes = medium.save(order.generation, until_s=job.until_s)
+        if brought is _HERE:
+            return Pulled(moved_bytes=nbytes, via=order.tier, sources=())
+        if self._core.table.tiers[order.tier].row.over is None:
+            why = f"asked for in {order.tier} only"
+            self._core.drop(order.generation, Tier.HOST, why=why)
         return brought
+
+    def _to_host(self, order: DoPull, job: Job) -> Pulled:
+        try:
+            self._elsewhere(order.generation)
+        except NotFound:
+            return self._from_others(order, job)
+        try:
+            return self._from_here(order.generation, job.until_s)
+        except TensorCastError as error:
+            if not order.sources:
+                raise
+            logger.warning("restoring %d failed: %s", order.generation, error)
+        return self._from_others(order, job)
+
+    def _medium(self, tier: Tier) -> Medium:
+        medium = self._core.room.media.get(tier)
+        if medium is None:
+            message = f"this node has no {tier} tier; set {_MISSING[tier]} for it"
+            raise NotFound(message)
+        return medium
 
     def _from_others(self, order: DoPull, job: Job) -> Pulled:
         sources = tuple(

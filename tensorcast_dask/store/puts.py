@@ -22,6 +22,7 @@ from tensorcast_dask.dataplane.server import Peer, Reply
 from tensorcast_dask.exceptions import (
     InvalidArgument,
     Mismatch,
+    NotFound,
     PeerLost,
     TensorCastError,
     UnsupportedPlatform,
@@ -46,8 +47,10 @@ from tensorcast_dask.tensors.specs import Index
 
 if TYPE_CHECKING:
     from tensorcast_dask.dataplane.framing import Payload
+    from tensorcast_dask.store.devices import Devices
     from tensorcast_dask.store.state.replicas import Filling
     from tensorcast_dask.store.sums import Sums
+    from tensorcast_dask.tensors.ids import Generation
 
 __all__ = ["Puts"]
 
@@ -64,10 +67,13 @@ class Puts:
         The state.
     sums : Sums
         Chunk sums.
+    devices : Devices
+        Knows the handles of slabs that callers fill.
     """
 
-    def __init__(self, core: Core, sums: Sums) -> None:
+    def __init__(self, core: Core, sums: Sums, *, devices: Devices) -> None:
         self._core = core
+        self._devices = devices
         self._sums = sums
         #: How many bytes indexes describe that were decoded before, by digest.
         self._described: dict[str, int] = {}
@@ -87,7 +93,7 @@ class Puts:
             case Fill():
                 return self._fill(request, peer)
             case Abort():
-                self._core.abort(request.generation, Tier.HOST)
+                self._core.abort(request.generation, self._tier(request.generation))
                 return Reply(message=Done())
             case Commit():
                 data = _content(payload) if request.inline else bytearray()
@@ -108,12 +114,35 @@ class Puts:
             id=request.id,
             version=request.version,
             nbytes=nbytes,
-            tier=Tier.HOST,
+            tier=self._wished(request, peer),
             owner=peer.number,
             deadline_s=now_s() + ttl_s,
             rid=request.rid,
             labels=request.labels,
         )
+
+    def _wished(self, request: Reserve | Commit, peer: Peer) -> Tier:
+        """Give the tier that a caller wants to fill.
+
+        Raises
+        ------
+        NotFound
+            When this node's device is another one, or cannot be shared.
+        """
+        if isinstance(request, Commit) or not request.device:
+            return Tier.HOST
+        stock = self._core.table.tiers.get(Tier.DEVICE)
+        here = "" if stock is None else stock.row.device
+        if not peer.unix or here != request.device or not self._devices.shares:
+            message = f"device {request.device} cannot be filled at this node; put to host memory"
+            raise NotFound(message, {"device": request.device})
+        return Tier.DEVICE
+
+    def _tier(self, generation: Generation) -> Tier:
+        """Give the tier that is being filled by a caller."""
+        fillings = self._core.table.fillings
+        on_device = (generation, Tier.DEVICE) in fillings
+        return Tier.DEVICE if on_device else Tier.HOST
 
     def _reserve(self, request: Reserve, peer: Peer) -> Reply:
         core = self._core
@@ -122,6 +151,8 @@ class Puts:
         if filling is None:
             filling = core.reserve(wanted, until_s=wanted.deadline_s)
         copy = filling.copy
+        if copy.tier is Tier.DEVICE:
+            return self._lend(request, filling)
         warm = not filling.make_bytes
         small = core.table.tiers[Tier.HOST].in_slab(request.nbytes)
         if small or not request.map or not peer.unix:
@@ -135,10 +166,20 @@ class Puts:
         answer = Reserved(generation=request.generation, mapped=True, warm=warm)
         return Reply(message=answer, fds=(fd,))
 
+    def _lend(self, request: Reserve, filling: Filling) -> Reply:
+        """Let the caller open the slab that it fills; the tag says when it is done."""
+        fd = self._core.shelf.own(filling.copy.segment).write_description()
+        answer = Reserved(
+            generation=request.generation,
+            mapped=True,
+            handle=self._devices.slab(filling.copy.segment),
+        )
+        return Reply(message=answer, fds=(fd,))
+
     def _same(self, request: Reserve, peer: Peer) -> Filling | None:
         """Find the reservation that this very request made before, if it did."""
         with self._core.lock:
-            key = (request.generation, Tier.HOST)
+            key = (request.generation, self._tier(request.generation))
             filling = self._core.table.fillings.get(key)
             if filling is None or not request.rid or filling.rid != request.rid:
                 return None
@@ -213,7 +254,10 @@ class Puts:
             if replica is not None:
                 _check_length(described, replica.nbytes)
         replica = self._core.commit(
-            request.generation, Tier.HOST, index=request.index, index_digest=digest
+            request.generation,
+            self._tier(request.generation),
+            index=request.index,
+            index_digest=digest,
         )
         return Done(nbytes=replica.nbytes)
 

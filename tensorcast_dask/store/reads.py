@@ -6,7 +6,7 @@ Rules:
    cannot be freed, recycled or moved meanwhile, however slow the reader.
 2. What is large is mapped on this host, sent straight from its file to another one; what
    is small is copied out of its slab.
-3. What lies on disk is brought into memory; where memory has no room it is read for this
+3. What lies on disk or a device is brought into memory; where memory has no room it is read for this
    connection alone, and stays where it is.
 4. A replica that is being received is served by chunks, as far as they are verified.
 """
@@ -41,6 +41,7 @@ from tensorcast_dask.tensors.messages import (
 )
 
 if TYPE_CHECKING:
+    from tensorcast_dask.store.devices import Devices
     from tensorcast_dask.store.movers import Movers
     from tensorcast_dask.store.sums import Sums
     from tensorcast_dask.tensors.ids import Generation
@@ -63,11 +64,16 @@ class Reads:
     sums : Sums
         Chunk sums.
     movers : Movers
-        Brings what lies on this node's disk into memory.
+        Brings what lies in another tier of this node into memory.
+    devices : Devices
+        Hands copies on a device out.
     """
 
-    def __init__(self, core: Core, *, sums: Sums, movers: Movers) -> None:
+    def __init__(
+        self, core: Core, *, sums: Sums, movers: Movers, devices: Devices
+    ) -> None:
         self._core = core
+        self._devices = devices
         self._sums = sums
         self._movers = movers
 
@@ -82,8 +88,8 @@ class Reads:
         try:
             if deadline_s <= 0:
                 message = (
-                    f"{held.replica.id!r} lies on this node's disk, and the reader does "
-                    "not wait; read it with a deadline"
+                    f"{held.replica.id!r} lies in {held.copy.tier} of this node, and the "
+                    "reader does not wait; read it with a deadline"
                 )
                 raise DeadlineExceeded(message)  # noqa: TRY301 - released below
             self._movers.restore(generation, now_s() + deadline_s)
@@ -132,6 +138,10 @@ class Reads:
                 assert_never(request)
 
     def _open(self, request: Open, peer: Peer) -> Reply:
+        if request.device:
+            reply = self._devices.open(request, peer)
+            if reply is not None:
+                return reply
         held = self._acquire(request.generation, request.deadline_s, peer)
         replica = held.replica
         small = self._core.table.tiers[Tier.HOST].in_slab(replica.nbytes)

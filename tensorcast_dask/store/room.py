@@ -19,13 +19,14 @@ import threading
 import time
 from typing import TYPE_CHECKING, Final, NoReturn
 
-from tensorcast_dask.exceptions import CapacityError
+from tensorcast_dask.exceptions import CapacityError, TensorCastError
 from tensorcast_dask.store.state import budget, eviction
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tensorcast_dask.store.machine import Machine
+    from tensorcast_dask.store.media import Medium
     from tensorcast_dask.store.shelf import Shelf
     from tensorcast_dask.store.state.replicas import Filling, Freed, Wanted
     from tensorcast_dask.store.state.table import Table
@@ -38,9 +39,10 @@ logger = logging.getLogger(__name__)
 
 _ASK_S: Final = 2.0  # how long a put waits for the catalog's leave to drop
 _LINGER_WAIT_S: Final = 0.25
+_LOOK_S: Final = 0.01
 _NO_BUDGET: Final = 1 << 62
 _SAID: Final = {
-    "budget": "its budget (tensorcast.node.host-memory, or node.disk-memory)",
+    "budget": "its budget (tensorcast.node.host-memory, device-memory or disk-memory)",
     "cgroup": "the memory limit of its container",
     "machine": "the memory of the machine",
 }
@@ -81,10 +83,8 @@ class Room:
         #: Asks the catalog for leave to drop, at most until an instant; True once it has
         #: answered and what it granted is dropped.
         self.ask_leave: Callable[[list[Generation], float], bool] = _nobody_asked
-        #: Moves a replica from memory to disk; True when the memory is free.
-        self.spill: Callable[[Generation], bool] = _nowhere
-        #: Closes a copy that is no memory file (a file of the disk tier).
-        self.unlink: Callable[[Freed], None] = _nothing
+        #: What keeps the bytes of the tiers that are not host memory.
+        self.media: dict[Tier, Medium] = {}
         #: Drops the copy of a generation in a tier that another tier backs.
         self.evict: Callable[[Generation, Tier], None] = _nothing_to_evict
 
@@ -95,7 +95,7 @@ class Room:
         need_bytes = 0 if wanted.shared else stock.need_bytes(wanted.nbytes)
         if not need_bytes:
             return None
-        headroom = self._headroom() if stock.row.memory else budget.Headroom()
+        headroom = self._headroom() if stock.row.charges else budget.Headroom()
         return budget.shortfall(
             need_bytes,
             held_bytes=stock.held_bytes,
@@ -114,8 +114,12 @@ class Room:
         """Return what the machine has, less what was promised and is not made yet."""
         found = self._machine.headroom()
         with self._lock:
-            fillings = self._table.fillings.values()
-            pending_bytes = sum(filling.make_bytes for filling in fillings)
+            tiers = self._table.tiers
+            pending_bytes = sum(
+                filling.make_bytes
+                for filling in self._table.fillings.values()
+                if tiers[filling.copy.tier].row.charges
+            )
         available, cgroup = found.available_bytes, found.cgroup_free_bytes
         return found._replace(
             available_bytes=max(0, available - pending_bytes) if available >= 0 else -1,
@@ -160,8 +164,11 @@ class Room:
             When the machine has it no longer; the reservation is to be taken back.
         """
         stock = self._table.tiers[wanted.tier]
-        segment = filling.copy.segment
-        if wanted.shared or not stock.row.memory:
+        segment, medium = filling.copy.segment, self.media.get(wanted.tier)
+        if medium is not None:
+            medium.make(wanted, filling, until_s=until_s)
+            filling.make_bytes = 0
+        elif wanted.shared:
             filling.make_bytes = 0
         elif stock.in_slab(wanted.nbytes):
             with self._lock:  # whoever comes second finds it made
@@ -206,10 +213,15 @@ class Room:
         for gone in freed:
             if gone.probe:
                 self._probe(gone.tier, gone.segment)
-            elif self._table.tiers[gone.tier].row.memory:
-                self._shelf.close(gone.segment)
             else:
-                self.unlink(gone)
+                self._close(gone.tier, gone.segment)
+
+    def _close(self, tier: Tier, segment: int) -> None:
+        medium = self.media.get(tier)
+        if medium is None:
+            self._shelf.close(segment)
+        else:
+            medium.close(segment)
 
     def _probe(self, tier: Tier, segment: int) -> bool:
         """Make a lingering segment warm when it is ours alone; whether it went."""
@@ -218,12 +230,12 @@ class Room:
             pool.forget(segment)
         elif not self._shelf.leases:  # nothing can be proved: its pages go when they go
             pool.forget(segment)
-            self._shelf.close(segment)
+            self._close(tier, segment)
         elif not self._shelf.alone(segment):
             return False
         else:
             for closing in pool.proved(segment):
-                self._shelf.close(closing)
+                self._close(tier, closing)
         return True
 
     def probe(self) -> bool:
@@ -253,16 +265,50 @@ class Room:
                     mapped=self._shelf.mapped,
                 )
                 for segment in stock.pool.trim(plan.trim_bytes):
-                    self._shelf.close(segment)
+                    self._close(tier, segment)
                 for generation in plan.drop:
                     self.evict(generation, tier)
                 waits = stock.pool.lingering_bytes > 0
             self._shelf.settle()
             if plan.trim_bytes or plan.drop:
                 return True
-            if [gen for gen in plan.spill if self.spill(gen)]:
+            if [gen for gen in plan.spill if self._spill(gen, tier, until_s)]:
+                return True
+            if plan.unmark and self._unmark(plan.unmark, until_s):
                 return True
             return self._ask(plan.ask, until_s) or (waits and self._wait(until_s))
+
+    def _unmark(self, marks: list[tuple[Generation, Tier]], until_s: float) -> bool:
+        """Give marks up, and wait until one no longer keeps its memory in use."""
+        segments: list[int] = []
+        with self._lock:
+            for generation, tier in marks:
+                copy = self._table.replicas[generation].copy(tier)
+                segments += [] if copy is None else [copy.segment]
+                self.evict(generation, tier)
+        end_s = min(until_s, time.monotonic() + _ASK_S)
+        while time.monotonic() < end_s:
+            with self._lock:
+                held = [at for at in segments if at in self._shelf]
+            if any(not self._shelf.mapped(segment) for segment in held):
+                return True
+            time.sleep(_LOOK_S)
+        return False
+
+    def _spill(self, generation: Generation, tier: Tier, until_s: float) -> bool:
+        """Move a replica to the tier below; False, and nothing changed, when it fails."""
+        below = self._table.tiers[tier].row.spill
+        assert below is not None, "store: a spill from a tier with none below"
+        try:
+            if tier in self.media:
+                self.media[tier].restore(generation, until_s=until_s)
+            else:
+                self.media[below].save(generation, until_s=until_s)
+        except TensorCastError as error:
+            logger.warning("generation %d is not spilled: %s", generation, error)
+            return False
+        self.evict(generation, tier)
+        return True
 
     def _wait(self, until_s: float) -> bool:
         """Wait a moment for readers that are about to end; whether one did."""
@@ -290,15 +336,6 @@ class Room:
 def _nobody_asked(generations: list[Generation], until_s: float) -> bool:
     logger.debug("no catalog to ask for %d until %f", len(generations), until_s)
     return False
-
-
-def _nowhere(generation: Generation) -> bool:
-    logger.debug("no disk for generation %d", generation)
-    return False
-
-
-def _nothing(freed: Freed) -> None:
-    logger.debug("nothing to unlink: %s", freed)
 
 
 def _nothing_to_evict(generation: Generation, tier: Tier) -> None:

@@ -21,12 +21,14 @@ from tensorcast_dask.store.repeats import once
 from tensorcast_dask.tensors.messages import (
     Abort,
     Adopt,
+    AttachDevice,
     ChunkMapAsked,
     Commit,
     End,
     Fill,
     Hello,
     LetGo,
+    NextOrder,
     Open,
     Proof,
     ReadChunk,
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
 
     from tensorcast_dask.dataplane.framing import Payload
     from tensorcast_dask.store.core import Core
+    from tensorcast_dask.store.devices import Devices
     from tensorcast_dask.store.ends import Ends
     from tensorcast_dask.store.movers import Movers
     from tensorcast_dask.store.sums import Sums
@@ -66,7 +69,9 @@ class Requests:
     state : callable
         Makes `debug_state()` as JSON.
     movers : Movers
-        Brings what lies on this node's disk into memory.
+        Brings what lies in another tier of this node into memory.
+    devices : Devices
+        The device process beside this store.
     """
 
     def __init__(
@@ -77,12 +82,14 @@ class Requests:
         ends: Ends,
         state: Callable[[], bytes],
         movers: Movers,
+        devices: Devices,
     ) -> None:
         self._core = core
+        self._devices = devices
         self._ends = ends
         self._state = state
-        self._puts = Puts(core, sums)
-        self._reads = Reads(core, sums=sums, movers=movers)
+        self._puts = Puts(core, sums, devices=devices)
+        self._reads = Reads(core, sums=sums, movers=movers, devices=devices)
         self._ucx = UcxServing(allowed=lambda: core.settings.ucx != "off")
 
     def handle(self, request: StoreRequest, payload: Payload, peer: Peer) -> Reply:
@@ -92,8 +99,8 @@ class Requests:
                 return self._puts.handle(request, payload, peer)
             case Open() | ReadChunk() | ReadRanges():
                 return self._read(request, peer)
-            case UcxOpen():
-                return self._ucx.open(request, peer)
+            case UcxOpen() | AttachDevice() | NextOrder():
+                return self._drive(request, peer)
             case ChunkMapAsked() | SumsAsked():
                 if isinstance(request, SumsAsked):
                     self._reads.sums(request.generation, peer)
@@ -115,8 +122,17 @@ class Requests:
         reply = self._reads.handle(request, peer)
         return self._ucx.over(reply, peer) if over_ucx else reply
 
+    def _drive(self, request: UcxOpen | AttachDevice | NextOrder, peer: Peer) -> Reply:
+        if isinstance(request, UcxOpen):
+            return self._ucx.open(request, peer)
+        if not peer.unix:
+            message = "a device is driven from this host, over the unix socket"
+            raise InvalidArgument(message)
+        return self._devices.handle(request, peer)
+
     def closed(self, peer: Peer) -> None:
         """Take back what the connection had reserved; tell the adoption."""
+        self._devices.closed(peer)
         self._ucx.closed(peer)
         self._reads.give_back(peer)
         self._core.abandoned(peer.number, pid=peer.pid if peer.unix else 0)

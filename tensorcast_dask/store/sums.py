@@ -93,10 +93,15 @@ class Sums:
             When there is no replica to read.
         """
         with self._core.reading(generation) as held:
-            if held.replica.sums or held.file is None:
-                return
-            sums = encode_sums(list(self._each(held)))
             core = self._core
+            if held.replica.sums:
+                return
+            if held.file is not None:
+                sums = encode_sums(list(self._each(held)))
+            else:
+                sums = core.room.media[held.copy.tier].sums(generation)
+            if not sums:
+                return
             with core.lock:
                 if held.copy.life is Life.DROPPING:
                     return  # the catalog has struck it: it must not hear of it again

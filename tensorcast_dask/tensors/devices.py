@@ -16,7 +16,14 @@ from typing import Final
 
 from tensorcast_dask.tensors.quantities import parse_bytes
 
-__all__ = ["FAMILIES", "DeviceId", "DeviceSpec", "parse_device_name", "parse_devices"]
+__all__ = [
+    "FAMILIES",
+    "DeviceId",
+    "DeviceSpec",
+    "is_uuid",
+    "parse_device_name",
+    "parse_devices",
+]
 
 #: Kind of backend -> family of devices.
 FAMILIES: Final = {"cupy": "cuda", "torch": "cuda", "emulated": "emulated"}
@@ -91,6 +98,11 @@ def parse_devices(value: object) -> DeviceSpec:
         )
         raise ValueError(message)
     return DeviceSpec("emulated", count, nbytes)
+
+
+def is_uuid(name: str) -> bool:
+    """Say whether a device is named by its UUID."""
+    return name.startswith(("EMU-", "GPU-", "MIG-"))
 
 
 def parse_device_name(name: str) -> tuple[str, int]:

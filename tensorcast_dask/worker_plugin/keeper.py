@@ -50,8 +50,10 @@ if TYPE_CHECKING:
 
     from tensorcast_dask.config import Settings
     from tensorcast_dask.tensors.ids import NodeId
+    from tensorcast_dask.tensors.messages import Adopted as StoreAdopted
     from tensorcast_dask.tensors.messages import LinkTarget, NodeCard
     from tensorcast_dask.worker_plugin.control import Control
+    from tensorcast_dask.worker_plugin.device import DeviceCare
 
 __all__ = ["Keeper"]
 
@@ -73,6 +75,8 @@ class Keeper:
         Where the catalog is.
     mapping : bool
         Whether tasks may map (both memory monitors are replaced).
+    device : DeviceCare
+        Cares for the device process beside the store.
     """
 
     def __init__(
@@ -83,8 +87,10 @@ class Keeper:
         settings: Settings,
         link: LinkTarget,
         mapping: bool,
+        device: DeviceCare,
     ) -> None:
         self.worker = worker
+        self._device = device
         self.settings = settings
         self.link = link
         self.mapping = mapping
@@ -127,6 +133,7 @@ class Keeper:
             "adoptions": self._state.adoptions,
             "failures": self._state.failures,
             "mapping": self.mapping,
+            "device": self._device.describe(),
         }
 
     # ------------------------------------------------------------------ life
@@ -136,6 +143,8 @@ class Keeper:
         try:
             async with asyncio.timeout(within_s):
                 await self._settled.wait()
+                if self.card is not None:
+                    await self._device.settled.wait()
         except TimeoutError:
             log.warning("worker %s has no store yet", self.worker.address)
         card = self.card
@@ -146,6 +155,7 @@ class Keeper:
 
     async def close(self) -> None:
         """Let the store go: as an orphan when the scheduler was lost first."""
+        self._device.leave()
         if self._alarm is not None:
             self._alarm.cancel()
         self._unwatch()
@@ -165,6 +175,7 @@ class Keeper:
     async def cluster_closes(self, *, end: bool, why: str) -> None:
         """End the store now, or leave it to the next scheduler."""
         self._closing = "end" if end else "keep"
+        self._device.leave()
         self._unwatch()
         self.tell(Closing(orphan=not end, why=why))
         while self._tasks:
@@ -255,21 +266,23 @@ class Keeper:
                 self.tell(Refused(node=card.node, why=str(error)))
             return
         if again:
-            self._state.card = adopted
+            self._state.card = adopted.card
         else:
-            self.tell(Adopted(card=adopted))
+            self.tell(Adopted(card=adopted.card))
             how = "started" if card.node == self._started else "adopted"
             news.store_attends(
-                adopted, self._control.settings, self._control.folder, how=how
+                adopted.card, self._control.settings, self._control.folder, how=how
             )
         if self._state.phase is Phase.ATTENDING:
-            self._watch(adopted.node)
+            self._watch(adopted.card.node)
+            if not again:
+                self._device.attend(adopted.card, adopted.device_pid)
             if not self.worker.address.startswith(
                 "inproc://"
             ):  # else it is the program
                 pressure.prefer_this_process()
 
-    async def _ask(self, card: NodeCard, grant: bytes) -> NodeCard:
+    async def _ask(self, card: NodeCard, grant: bytes) -> StoreAdopted:
         """Adopt a store; one of another cluster together with that cluster (rule 4)."""
         control, mapping = self._control, self.mapping
         try:
@@ -299,7 +312,7 @@ class Keeper:
                     self.link, cluster=adopted.cluster, token=adopted.token
                 )
             )
-        return adopted.card
+        return adopted
 
     async def _grant(self, card: NodeCard) -> bytes:
         """Ask the scheduler for the right to a store that another worker seems to hold."""
@@ -335,5 +348,6 @@ class Keeper:
     def _ended(self, node: NodeId) -> None:
         """Take note that the connection is readable: between requests that is its end."""
         self._unwatch()
+        self._device.leave()
         self._control.leave()
         self.tell(ControlEnded(node=node, why="its connection ended"))

@@ -14,9 +14,9 @@ from dask.utils import format_bytes
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tensorcast_dask.tensors.messages import NodeCard, StoreSettings
+    from tensorcast_dask.tensors.messages import DeviceTold, NodeCard, StoreSettings
 
-__all__ = ["limit_lowered", "store_attends", "store_left"]
+__all__ = ["device_attends", "limit_lowered", "store_attends", "store_left"]
 
 _LOG: Final = logging.getLogger("distributed.worker.tensorcast")
 
@@ -33,6 +33,17 @@ def store_attends(
         format_bytes(settings.host_memory_bytes),
         settings.disk_dir or "none",
         folder / card.node,
+    )
+
+
+def device_attends(told: DeviceTold) -> None:
+    """Say that a device process was started, and what it may take."""
+    _LOG.info(
+        "Device %s (%s): up to %s, process %d",
+        told.name,
+        told.device,
+        format_bytes(told.capacity_bytes),
+        told.pid,
     )
 
 

@@ -27,6 +27,7 @@ from tensorcast_dask.exceptions import TensorCastError
 from tensorcast_dask.tensors.ids import HostId
 from tensorcast_dask.worker_plugin import context, dask_private, news
 from tensorcast_dask.worker_plugin.control import Control, Identity
+from tensorcast_dask.worker_plugin.device import DeviceCare
 from tensorcast_dask.worker_plugin.keeper import Keeper
 from tensorcast_dask.worker_plugin.state.budgets import (
     excess_of,
@@ -40,7 +41,13 @@ if TYPE_CHECKING:
 
     from distributed import Worker
 
-    from tensorcast_dask.tensors.messages import LinkTarget, NodeCard, StoreSettings
+    from tensorcast_dask.tensors.messages import (
+        DeviceStart,
+        DeviceTold,
+        LinkTarget,
+        NodeCard,
+        StoreSettings,
+    )
 
 __all__ = ["WORKER_PLUGIN_NAME", "NodePlugin"]
 
@@ -73,6 +80,8 @@ class NodePlugin(WorkerPlugin):
         The scheduler's settings, and the arguments over them.
     launch : callable
         Starts a store: (settings, timeout_s) -> NodeCard.
+    launch_device : callable
+        Starts a device process: (DeviceStart, timeout_s) -> DeviceTold.
     """
 
     name = WORKER_PLUGIN_NAME
@@ -86,6 +95,7 @@ class NodePlugin(WorkerPlugin):
         tree: Tree,
         arguments: Tree,
         launch: Callable[[StoreSettings, float], NodeCard],
+        launch_device: Callable[[DeviceStart, float], DeviceTold],
     ) -> None:
         self._version = version
         self._cluster_name = cluster_name
@@ -93,6 +103,7 @@ class NodePlugin(WorkerPlugin):
         self._tree = tree
         self._arguments = arguments
         self._launch = launch
+        self._launch_device = launch_device
         #: Why `setup` failed; "" when it did not.
         self.failure = ""
 
@@ -196,6 +207,9 @@ class NodePlugin(WorkerPlugin):
             settings=settings,
             link=link,
             mapping=confirmed,
+            device=DeviceCare(
+                identity.name, settings=settings, launch=self._launch_device
+            ),
         )
         context.remember(worker, keeper)
         await keeper.start(settings.start_timeout_s)

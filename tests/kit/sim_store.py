@@ -74,7 +74,11 @@ def tier_rows(*, pages: int, disk: bool) -> list[TierRow]:
         )
     ]
     if disk:
-        rows.append(TierRow(tier=Tier.DISK, capacity_bytes=DISK_BYTES, memory=False))
+        rows.append(
+            TierRow(
+                tier=Tier.DISK, capacity_bytes=DISK_BYTES, proof=False, charges=False
+            )
+        )
     return rows
 
 
@@ -225,7 +229,7 @@ class SimStore:
     # -------------------------------------------------------------- reading
     def acquire(self, generation: Generation, tier: Tier | None = None) -> Reading:
         """Take a use lease."""
-        return Reading(*self.table.acquire(generation, tier))
+        return Reading(*self.table.acquire(generation, (tier,) if tier else ()))
 
     def hold(self, generation: Generation, copy: Copy) -> Reading:
         """Lease a copy that is being filled."""

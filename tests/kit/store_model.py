@@ -12,7 +12,9 @@ from tensorcast_dask.tensors.messages import Tier
 
 __all__ = ["Place", "StoreModel"]
 
-_ORDER = (Tier.HOST, Tier.DISK)
+_ORDER = (Tier.DEVICE, Tier.PINNED, Tier.HOST, Tier.DISK)
+#: A copy there is a mark on that of the tier below.
+_OVER = {Tier.PINNED: Tier.HOST}
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,10 @@ class StoreModel:
     spare: dict[Generation, bool] = field(default_factory=lambda: defaultdict(bool))
     pins: dict[Generation, float] = field(default_factory=dict)
     destroyed: set[Generation] = field(default_factory=set)
+    #: Whose memory in `HOST` is another node's.
+    shared: set[Generation] = field(default_factory=set)
+    #: From here on a replica has a segment of its own.
+    own_segment_bytes: int = 0
 
     # ---------------------------------------------------------------- looking
     def life(self, generation: Generation, tier: Tier) -> Life | None:
@@ -46,7 +52,15 @@ class StoreModel:
         """Say whether a copy may be made."""
         if generation not in self.nbytes and generation in self.destroyed:
             return False
+        below = _OVER.get(tier)
+        if below is not None and not self._may_mark(generation, below):
+            return False
         return (generation, tier) not in self.lives
+
+    def _may_mark(self, generation: Generation, below: Tier) -> bool:
+        alone = self.nbytes.get(generation, 0) >= self.own_segment_bytes
+        committed = self.life(generation, below) is Life.COMMITTED
+        return committed and alone and generation not in self.shared
 
     def nearest(self, generation: Generation) -> Tier | None:
         """Return the tier that a read takes."""
@@ -56,8 +70,12 @@ class StoreModel:
         return None
 
     def copies(self, generation: Generation) -> int:
-        """Count the readable copies."""
-        return sum(self.life(generation, tier) is Life.COMMITTED for tier in _ORDER)
+        """Count the readable copies, marks not among them."""
+        return sum(
+            self.life(generation, tier) is Life.COMMITTED
+            for tier in _ORDER
+            if tier not in _OVER
+        )
 
     def busy(self, generation: Generation, *, now_s: float) -> bool:
         """Say whether a replica must not be evicted."""
@@ -76,7 +94,9 @@ class StoreModel:
                 reserved += place.size_bytes
             pinned += place.size_bytes if self.pins.get(generation, 0.0) > now_s else 0
             readable = self.life(generation, where) is Life.COMMITTED
-            loose = self.spare[generation] or self.copies(generation) > 1
+            loose = (
+                self.spare[generation] or self.copies(generation) > 1 or tier in _OVER
+            )
             if readable and loose and not self.busy(generation, now_s=now_s):
                 evictable += place.size_bytes
         return used, reserved, pinned, evictable
@@ -128,7 +148,7 @@ class StoreModel:
             self.destroyed.add(generation)
         for where in _ORDER:
             key = generation, where
-            if tier in (None, where) and key in self.lives:
+            if tier in (None, where, _OVER.get(where)) and key in self.lives:
                 self.lives[key] = Life.DROPPING
                 self._settle(key)
 

@@ -11,7 +11,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from tensorcast_dask.exceptions import AbsentError, AlreadyExists
+from tensorcast_dask.exceptions import AbsentError, AlreadyExists, Mismatch
 from tensorcast_dask.store.state.eviction import plan, uses
 from tensorcast_dask.store.state.replicas import Copy, Freed, Life, Replica, Wanted
 from tensorcast_dask.store.state.table import Table
@@ -23,10 +23,10 @@ from tests.kit.store_model import StoreModel
 PAGE = 4096
 SLAB = 8 * PAGE
 OWN = 2 * PAGE
-HOST, DISK = Tier.HOST, Tier.DISK
+DEVICE, PINNED, HOST, DISK = Tier
 
 generations = st.integers(1, 6).map(Generation)
-tiers = st.sampled_from([HOST, DISK])
+tiers = st.sampled_from(Tier)
 lengths = st.sampled_from([0, 1, 64, 100, PAGE, OWN - 1, OWN, OWN + 1, 5 * PAGE])
 
 
@@ -45,10 +45,29 @@ class StoreMachine(RuleBasedStateMachine):
                     slab_bytes=SLAB,
                     warm_bytes=16 * PAGE,
                 ),
-                TierRow(tier=DISK, capacity_bytes=64 * PAGE, memory=False),
+                TierRow(
+                    tier=DISK, capacity_bytes=64 * PAGE, proof=False, charges=False
+                ),
             ]
         )
-        self.model = StoreModel()
+        device = TierRow(
+            tier=DEVICE,
+            capacity_bytes=64 * PAGE,
+            charges=False,
+            spill=HOST,
+            grain_bytes=2 * PAGE,
+            warm_bytes=8 * PAGE,
+        )
+        pins = TierRow(
+            tier=PINNED,
+            capacity_bytes=64 * PAGE,
+            proof=False,
+            charges=False,
+            over=HOST,
+        )
+        self.table.set_row(device)
+        self.table.set_row(pins)
+        self.model = StoreModel(own_segment_bytes=OWN)
         self.held: list[tuple[Replica, Copy]] = []
         self.probing: list[Freed] = []
         self.now_s = 0.0
@@ -74,10 +93,14 @@ class StoreMachine(RuleBasedStateMachine):
         may = self.model.may_reserve(generation, tier)
         try:
             filling = self.table.reserve(wanted)
-        except (AlreadyExists, AbsentError):
+        except (AlreadyExists, AbsentError, Mismatch):
             assert not may
             return
         assert may
+        if wanted.shared:
+            self.model.shared.add(generation)
+        elif tier is HOST:
+            self.model.shared.discard(generation)
         copy = filling.copy
         self.model.reserve(generation, tier, wanted.nbytes)
         self.model.place(
@@ -126,7 +149,7 @@ class StoreMachine(RuleBasedStateMachine):
     # ---------------------------------------------------------------- dropping
     @rule(
         generation=generations,
-        tier=st.sampled_from([None, HOST, DISK]),
+        tier=st.sampled_from([None, *Tier]),
         final=st.booleans(),
     )
     def drop(self, generation: Generation, tier: Tier | None, *, final: bool) -> None:
@@ -174,13 +197,13 @@ class StoreMachine(RuleBasedStateMachine):
             assert not self.model.busy(generation, now_s=self.now_s)
             assert self.model.life(generation, tier) is Life.COMMITTED
         for generation in found.drop:
-            assert self.model.copies(generation) > 1
+            assert self.model.copies(generation) > (tier is not PINNED)
             self._freed(self.table.drop(generation, tier, why="evicted"))
             self.model.drop(generation, tier, final=False)
         for generation in found.ask:
             assert self.model.spare[generation]
         for generation in found.spill:
-            assert tier is HOST
+            assert tier in (HOST, DEVICE)
             assert self.model.copies(generation) == 1
 
     # ---------------------------------------------------------------- always
@@ -207,7 +230,7 @@ class StoreMachine(RuleBasedStateMachine):
     @invariant()
     def it_counts_what_the_model_counts(self) -> None:
         found = uses(self.table, now_s=self.now_s)
-        for tier in (HOST, DISK):
+        for tier in Tier:
             used, reserved, pinned, evictable = self.model.counts(
                 tier, now_s=self.now_s
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tensorcast_dask.api.actions.names import check_labels, check_version
 from tensorcast_dask.api.actions.same import same_content
@@ -15,8 +15,8 @@ from tensorcast_dask.exceptions import (
     AlreadyExists,
     FileError,
     InvalidArgument,
-    Unimplemented,
 )
+from tensorcast_dask.tensors.devices import is_uuid
 from tensorcast_dask.tensors.ids import ArtifactId, Generation, NodeId, check_name
 from tensorcast_dask.tensors.messages import (
     ArtifactInfo,
@@ -37,33 +37,47 @@ if TYPE_CHECKING:
     from tensorcast_dask.api.connection.core import Core, Operation
     from tensorcast_dask.api.connection.deadlines import Deadline
 
-__all__ = ["check_tier", "drain", "ensure", "load", "migrate", "release", "save"]
+__all__ = [
+    "Where",
+    "drain",
+    "ensure",
+    "load",
+    "migrate",
+    "release",
+    "save",
+    "where",
+]
 
 
-#: What this release keeps bytes in.
-_TIERS: Final = (Tier.HOST, Tier.DISK)
+class Where(NamedTuple):
+    """What `device=` names: a tier, and where it names one device that."""
+
+    tier: Tier = Tier.HOST
+    #: UUID; "" = any.
+    device: str = ""
 
 
-def check_tier(device: object) -> Tier:
-    """Give the tier that `device=` names.
+def where(core: Core, device: object) -> Where:
+    """Read `device=`: a tier, or one device of this process.
 
     Raises
     ------
     InvalidArgument
-        When it names none.
-    Unimplemented
-        When it names one that this release does not have.
+        When it names neither.
+    UnsupportedPlatform, DeviceError
+        When this process has no such device; it says what is missing.
     """
-    here = [str(tier) for tier in _TIERS]
-    if str(device) in here:
-        return Tier(str(device))
-    if str(device) in list(Tier):
+    tiers = [str(tier) for tier in Tier]
+    name = str(device)
+    if name in tiers:
+        return Where(Tier(name))
+    if not isinstance(device, str) or not (is_uuid(name) or ":" in name):
         message = (
-            f"tier {device} is not there in this release; {' and '.join(here)} are"
+            f"device must be one of {', '.join(tiers)}, or a device such as "
+            f"cuda:0, not {device!r}"
         )
-        raise Unimplemented(message)
-    message = f"device must be one of {', '.join(here)}, not {device!r}"
-    raise InvalidArgument(message)
+        raise InvalidArgument(message)
+    return Where(Tier.DEVICE, core.devices.uuid(name))
 
 
 async def ensure(
@@ -72,7 +86,7 @@ async def ensure(
     generation: int,
     *,
     node: str,
-    tier: Tier,
+    where: Where,
     why: str,
     limit: Deadline,
 ) -> Moved:
@@ -82,9 +96,10 @@ async def ensure(
         generation=Generation(generation),
         node=NodeId(node),
         deadline_s=limit.left_s(),
-        tier=tier,
+        tier=where.tier,
         host=core.host,
         why=why,
+        device=where.device,
     )
     return await core.ask(request, Moved, limit, operation=operation)
 
@@ -96,7 +111,7 @@ async def migrate(
     *,
     source: str,
     node: str,
-    tier: Tier,
+    where: Where,
     limit: Deadline,
 ) -> Moved:
     """Copy, verify, switch the catalog, free the source."""
@@ -106,7 +121,8 @@ async def migrate(
         source=NodeId(source),
         node=NodeId(node),
         deadline_s=limit.left_s(),
-        tier=tier,
+        tier=where.tier,
+        device=where.device,
     )
     return await core.ask(request, Moved, limit, operation=operation)
 

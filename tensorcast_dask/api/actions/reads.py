@@ -213,7 +213,7 @@ async def _bring(core: Core, info: ArtifactInfo, limit: Deadline) -> Found | Non
                 operation,
                 info.generation,
                 node=node.node,
-                tier=Tier.HOST,
+                where=moves.Where(),
                 why="read",
                 limit=limit,
             )
@@ -395,6 +395,7 @@ def pool(nodes: Nodes) -> dict[Tier, TierUse]:
             fields = {
                 name: getattr(known, name) + getattr(use, name)
                 for name in TierUse.__struct_fields__
+                if name != "device"
             }
             total[tier] = TierUse(**fields)
     return total

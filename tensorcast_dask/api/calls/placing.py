@@ -65,7 +65,7 @@ class Placing(Calls):
         A failure leaves the source as it was.
         """
         limit = self._core.deadline(deadline)
-        tier = moves.check_tier(device)
+        where = moves.where(self._core, device)
 
         async def action(operation: Operation[Any]) -> Any:
             info = await self._info(artifact, limit)
@@ -75,7 +75,7 @@ class Placing(Calls):
                 info.generation,
                 source=await self._node(source, limit),
                 node=await self._node(target, limit),
-                tier=tier,
+                where=where,
                 limit=limit,
             )
 
@@ -217,7 +217,7 @@ class Placing(Calls):
         wait: bool,
     ) -> Any:
         limit = self._core.deadline(deadline)
-        tier = moves.check_tier(device)
+        where = moves.where(self._core, device)
 
         async def action(operation: Operation[Any]) -> Any:
             info = await self._info(artifact, limit)
@@ -227,7 +227,7 @@ class Placing(Calls):
                 operation,
                 info.generation,
                 node=node,
-                tier=tier,
+                where=where,
                 why=why,
                 limit=limit,
             )

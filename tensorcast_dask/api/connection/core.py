@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
     from tensorcast_dask.api.connection.catalog import CatalogLink
     from tensorcast_dask.api.connection.stores import Stores
+    from tensorcast_dask.dataplane.devices.own import OwnDevices
     from tensorcast_dask.instance.register import Lender
     from tensorcast_dask.tensors.ids import HostId, RequestId
     from tensorcast_dask.tensors.messages import Message
@@ -86,6 +87,8 @@ class Core(SyncMethodMixin):
         The Dask client, None inside a worker's task.
     host : HostId
         Identity of this process's host.
+    devices : OwnDevices
+        The devices of this process.
     deadline_default_s : float
         What `deadline=None` means, in seconds.
     """
@@ -98,6 +101,7 @@ class Core(SyncMethodMixin):
         stores: Stores,
         client: Any,
         host: HostId,
+        devices: OwnDevices,
         deadline_default_s: float,
         asynchronous: bool = False,
     ) -> None:
@@ -107,6 +111,7 @@ class Core(SyncMethodMixin):
         self.stores = stores
         self.client = client
         self.host = host
+        self.devices = devices
         self.deadline_default_s = deadline_default_s
         self.closed = False
         self._pid = os.getpid()

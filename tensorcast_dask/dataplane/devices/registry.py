@@ -21,7 +21,7 @@ from tensorcast_dask.exceptions import (
     InvalidArgument,
     UnsupportedPlatform,
 )
-from tensorcast_dask.tensors.devices import FAMILIES, parse_device_name
+from tensorcast_dask.tensors.devices import FAMILIES, is_uuid, parse_device_name
 
 if TYPE_CHECKING:
     from tensorcast_dask.dataplane.devices.base import Driver
@@ -62,7 +62,9 @@ def kinds() -> tuple[str, ...]:
     return tuple(_modules)
 
 
-def find_devices(spec: DeviceSpec, run_dir: str = "") -> tuple[DeviceId, ...]:
+def find_devices(
+    spec: DeviceSpec, run_dir: str = "", *, family: str = ""
+) -> tuple[DeviceId, ...]:
     """Return the devices that the setting `device` means.
 
     Parameters
@@ -71,12 +73,16 @@ def find_devices(spec: DeviceSpec, run_dir: str = "") -> tuple[DeviceId, ...]:
         The setting.
     run_dir : str
         The run directory, whose processes share emulated devices.
+    family : str
+        What somebody asked for, `cuda` or `emulated`; "" takes what the setting means.
 
     Raises
     ------
     UnsupportedPlatform
-        When there is none; it says what is missing.
+        When there is none, or the setting means another family; it says what is missing.
     """
+    if family:
+        _check_family(family, spec)
     return _module(spec.kind or _installed()).find(spec, run_dir)
 
 
@@ -121,7 +127,7 @@ def _same(name: str, device: DeviceId) -> bool:
 
 def _check_family(name: str, spec: DeviceSpec) -> None:
     """Refuse a device of a family that the setting does not mean."""
-    if name.startswith(("EMU-", "GPU-", "MIG-")):
+    if is_uuid(name):
         family = "emulated" if name.startswith("EMU-") else "cuda"
     else:
         try:

@@ -39,7 +39,7 @@ from tensorcast_dask.scheduler_plugin.state.operations import (
     Caller,
     Operation,
 )
-from tensorcast_dask.scheduler_plugin.state.placement import place
+from tensorcast_dask.scheduler_plugin.state.placement import place, promise
 from tensorcast_dask.scheduler_plugin.state.records import (
     CreatingRow,
     NodeRecord,
@@ -253,7 +253,7 @@ class Creations:
         self._open[record.generation] = creation
         if session is not None:
             session.creations[record.generation] = None
-        node.promised_bytes += record.nbytes
+        promise(node, Tier.HOST, record.nbytes)
         creation.timer = self._timers.at(
             creation.until_s, lambda: self._expire(creation)
         )

@@ -26,6 +26,7 @@ from tensorcast_dask.exceptions import (
     TensorCastError,
 )
 from tensorcast_dask.scheduler_plugin.state.ground import Ground
+from tensorcast_dask.scheduler_plugin.state.placement import promise
 from tensorcast_dask.scheduler_plugin.state.records import NodeRecord, VersionRecord
 from tensorcast_dask.scheduler_plugin.state.tasks import Task
 from tensorcast_dask.tensors.ids import Generation, NodeId
@@ -135,7 +136,7 @@ class Moves:
                 why=why,
                 started_s=self._outbox.now_s,
             )
-            node.promised_bytes += record.nbytes
+            promise(node, tier, record.nbytes)
         wish = Wish(move, done, until_s)
         move.wishes.append(wish)
         if fresh:

@@ -149,7 +149,7 @@ class Nodes:
         self._by_link[link] = record
         record.attended = bool(card.worker) or not record.is_store
         record.uses = dict(hello.uses)
-        record.promised_bytes = 0
+        record.promised_bytes = {}
         record.claiming = True
         record.claimed = {}
         record.granted = {}
@@ -164,7 +164,7 @@ class Nodes:
     def renew(self, record: NodeRecord, message: Renew) -> None:
         """Extend a lease."""
         record.uses = dict(message.uses) if message.uses else record.uses
-        record.promised_bytes = 0
+        record.promised_bytes = {}
         self._extend(record)
         self._outbox.send(
             record.link, Renewed(seq=message.seq, lease_ttl_s=self.lease_ttl_s)

@@ -153,8 +153,8 @@ class NodeRecord:
     #: It has leave to drop these, and has not said yet that it did (or joined anew).
     granted: dict[Generation, None] = field(default_factory=dict)
     uses: dict[Tier, TierUse] = field(default_factory=dict)
-    #: Given out by placement since `uses` was last told.
-    promised_bytes: int = 0
+    #: Given out by placement since `uses` was last told, by tier.
+    promised_bytes: dict[Tier, int] = field(default_factory=dict)
 
     @property
     def host(self) -> HostId:

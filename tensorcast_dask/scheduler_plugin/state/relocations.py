@@ -11,6 +11,7 @@ Rules:
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -29,7 +30,7 @@ from tensorcast_dask.scheduler_plugin.state.operations import (
     Caller,
     Operation,
 )
-from tensorcast_dask.scheduler_plugin.state.placement import choose
+from tensorcast_dask.scheduler_plugin.state.placement import choose, offers
 from tensorcast_dask.scheduler_plugin.state.records import NodeRecord, VersionRecord
 from tensorcast_dask.tensors.ids import Generation, HostId, NodeId
 from tensorcast_dask.tensors.messages import (
@@ -47,6 +48,7 @@ __all__ = ["Relocations"]
 
 WIDTH: Final = 4
 PLACES: Final = 3
+_ANY_HOST: Final = HostId("")
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -101,11 +103,7 @@ class Relocations:
             return
         try:
             self.check_there(record)
-            node = (
-                self._nodes.live(ask.node)
-                if ask.node
-                else self._target(record, ask, tried)
-            )
+            node = self._target(record, ask, tried)
         except TensorCastError as error:
             self._operations.fail(operation, error)
             return
@@ -146,42 +144,70 @@ class Relocations:
     def _target(
         self, record: VersionRecord, ask: Ensure, tried: set[NodeId]
     ) -> NodeRecord:
-        holders = self._holders.listed(record)
+        if ask.node:
+            return self._named(ask)
         if ask.host:
-            here = [one for one in holders if one.host == ask.host and one.is_store]
-            here = [one for one in here if one.node not in tried]
-            for node in here:
-                if ask.tier in record.holders[node.node].tiers:
-                    return node
-            if here:
-                return here[0]
-            for move in self._moves.of(record.generation):
-                if move.node.host == ask.host and move.node.node not in tried:
-                    return move.node
-            return choose(
-                self._nodes.records.values(),
-                nbytes=record.nbytes,
-                host=ask.host,
-                only_host=True,
-                avoid_nodes=tried,
-            )[0]
+            return self._target_at(ask.host, record, ask, tried)
+        holders = self._holders.listed(record)
         names = {one.node for one in holders} | tried
         hosts = {one.host for one in holders}
         try:
-            return choose(
-                self._nodes.records.values(),
-                nbytes=record.nbytes,
-                host=HostId(""),
-                avoid_nodes=names,
-                avoid_hosts=hosts,
-            )[0]
+            return self._choose(record, ask, avoid_nodes=names, avoid_hosts=hosts)
         except CapacityError:
-            return choose(
-                self._nodes.records.values(),
-                nbytes=record.nbytes,
-                host=HostId(""),
-                avoid_nodes=names,
-            )[0]
+            return self._choose(record, ask, avoid_nodes=names)
+
+    def _named(self, ask: Ensure | Migrate) -> NodeRecord:
+        """Find the node that is asked for, which must have the device that is."""
+        node = self._nodes.live(ask.node)
+        if ask.device and not offers(node, ask.tier, ask.device):
+            message = f"node {node.label} does not have device {ask.device}; name its own, or no node"
+            raise Mismatch(message, {"node": node.node, "device": ask.device})
+        return node
+
+    def _target_at(
+        self, host: HostId, record: VersionRecord, ask: Ensure, tried: set[NodeId]
+    ) -> NodeRecord:
+        """Choose a node of a host: one that holds it already before all others."""
+        free = ask.tier is Tier.HOST and not ask.device
+        here = [
+            one
+            for one in self._holders.listed(record)
+            if one.host == host
+            and one.is_store
+            and one.node not in tried
+            and (free or offers(one, ask.tier, ask.device))
+        ]
+        for node in here:
+            if ask.tier in record.holders[node.node].tiers:
+                return node
+        if here:
+            return here[0]
+        for move in self._moves.of(record.generation):
+            same = move.node.host == host and move.tier is ask.tier
+            if same and not ask.device and move.node.node not in tried:
+                return move.node
+        return self._choose(record, ask, host=host, only_host=True, avoid_nodes=tried)
+
+    def _choose(
+        self,
+        record: VersionRecord,
+        ask: Ensure,
+        *,
+        host: HostId = _ANY_HOST,
+        only_host: bool = False,
+        avoid_nodes: Collection[NodeId],
+        avoid_hosts: Collection[HostId] = (),
+    ) -> NodeRecord:
+        return choose(
+            self._nodes.records.values(),
+            nbytes=record.nbytes,
+            host=host,
+            tier=ask.tier,
+            device=ask.device,
+            only_host=only_host,
+            avoid_nodes=avoid_nodes,
+            avoid_hosts=avoid_hosts,
+        )[0]
 
     def check_there(self, record: VersionRecord) -> None:
         """Refuse what has been destroyed or lost meanwhile, and what may still change.
@@ -226,7 +252,7 @@ class Relocations:
             return
         try:
             self.check_there(record)
-            self._nodes.live(ask.node)
+            self._named(ask)
             if ask.source not in record.holders:
                 label = self._nodes.label(ask.source)
                 message = f"node {label} holds no replica of {record.id!r}"

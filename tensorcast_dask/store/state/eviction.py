@@ -7,7 +7,8 @@ Rules:
 2. The order: warm segments (nobody's bytes); copies that this node has in another tier
    too (nothing is lost); a move to the tier below (nothing is lost, it costs a write);
    spare replicas, for which the catalog is asked.
-3. Least recently used first within each kind; no more than is needed.
+3. Where all that is not enough, marks on copies of the tier go: they keep its memory in use.
+4. Least recently used first within each kind; no more than is needed.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tensorcast_dask.store.state.replicas import Life, Replica
-from tensorcast_dask.store.state.tiers import TierStock, page_rounded
+from tensorcast_dask.store.state.tiers import TierStock
 from tensorcast_dask.tensors.messages import Tier, TierUse
 
 if TYPE_CHECKING:
@@ -40,13 +41,17 @@ class Plan:
     spill: list[Generation] = field(default_factory=list)
     #: Replicas to ask the catalog for (`MayDrop`).
     ask: list[Generation] = field(default_factory=list)
+    #: Marks on copies of this tier: without them the memory might come free.
+    unmark: list[tuple[Generation, Tier]] = field(default_factory=list)
     #: What all of it frees.
     frees_bytes: int = 0
 
     @property
     def empty(self) -> bool:
         """Say whether nothing can go."""
-        return not (self.trim_bytes or self.drop or self.spill or self.ask)
+        return not (
+            self.trim_bytes or self.drop or self.spill or self.ask or self.unmark
+        )
 
 
 def plan(
@@ -78,7 +83,7 @@ def plan(
         assert copy is not None, "store: a candidate without a copy"
         if _busy(table, replica.generation, now_s):
             return False
-        alone = copy.segment in stock.slabs or not stock.row.memory
+        alone = copy.segment in stock.slabs or not stock.row.proof
         return alone or not mapped(copy.segment)
 
     stock = table.tiers[tier]
@@ -97,6 +102,13 @@ def plan(
         else:
             asking.append((replica.generation, frees_bytes))
     _spill(table, stock, found, need_bytes=need_bytes, free=free)
+    _ask(found, asking, need_bytes)
+    if found.frees_bytes < need_bytes:
+        found.unmark = _marks(table, tier, now_s)
+    return found
+
+
+def _ask(found: Plan, asking: list[tuple[Generation, int]], need_bytes: int) -> None:
     chosen = set(found.spill)
     for generation, frees_bytes in asking:
         if found.frees_bytes >= need_bytes:
@@ -104,7 +116,17 @@ def plan(
         if generation not in chosen:
             found.ask.append(generation)
             found.frees_bytes += frees_bytes
-    return found
+
+
+def _marks(table: Table, tier: Tier, now_s: float) -> list[tuple[Generation, Tier]]:
+    """List the marks on copies of a tier that nobody uses or has pinned."""
+    return [
+        (generation, over)
+        for over, stock in table.tiers.items()
+        if stock.row.over is tier
+        for generation in stock.loose
+        if not _busy(table, generation, now_s)
+    ]
 
 
 def _busy(table: Table, generation: Generation, now_s: float) -> bool:
@@ -113,7 +135,8 @@ def _busy(table: Table, generation: Generation, now_s: float) -> bool:
 
 def _backed(replica: Replica, tier: Tier) -> bool:
     return any(
-        copy.life is Life.COMMITTED and copy.tier is not tier for copy in replica.copies
+        copy.life is Life.COMMITTED and copy.tier is not tier and not copy.mark
+        for copy in replica.copies
     )
 
 
@@ -128,14 +151,16 @@ def _spill(
     below = None if stock.row.spill is None else table.tiers.get(stock.row.spill)
     if below is None or found.frees_bytes >= need_bytes:
         return
-    room_bytes = below.row.capacity_bytes - below.held_bytes + below.loose_bytes
+    room_bytes = below.row.capacity_bytes
+    if below.row.spill is None:  # else it makes room in its turn
+        room_bytes -= below.held_bytes - below.loose_bytes - below.pool.warm_bytes
     for generation, replica in table.replicas.items():
         copy = replica.copy(stock.row.tier)
         if found.frees_bytes >= need_bytes:
             return
         if copy is None or copy.life is not Life.COMMITTED or copy.shared:
             continue
-        file_bytes = page_rounded(replica.nbytes)
+        file_bytes = below.need_bytes(replica.nbytes)
         if file_bytes > room_bytes or _backed(replica, stock.row.tier):
             continue
         if free(replica):
@@ -160,6 +185,7 @@ def uses(table: Table, *, now_s: float) -> dict[Tier, TierUse]:
             lingering_bytes=stock.pool.lingering_bytes,
             shared_bytes=stock.shared_bytes,
             replicas=stock.replicas,
+            device=stock.row.device,
         )
         for tier, stock in table.tiers.items()
     }

@@ -48,6 +48,10 @@ class Copy:
     #: What it takes of the tier, by unique storage; 0 where the memory is another node's.
     size_bytes: int
     shared: bool = False
+    #: It is a mark on this replica's copy in the tier below (`TierRow.over`).
+    mark: bool = False
+    #: Others have it open who could write: it is verified before it is served on.
+    exposed: bool = False
     life: Life = Life.RESERVED
     #: True from commit on, also while dropping: counted as used, not as reserved.
     filled: bool = False

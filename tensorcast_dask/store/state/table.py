@@ -19,7 +19,13 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
 
-from tensorcast_dask.exceptions import AlreadyExists, Gone, Incomplete, NotFound
+from tensorcast_dask.exceptions import (
+    AlreadyExists,
+    Gone,
+    Incomplete,
+    Mismatch,
+    NotFound,
+)
 from tensorcast_dask.store.state.replicas import (
     Copy,
     Filling,
@@ -29,18 +35,18 @@ from tensorcast_dask.store.state.replicas import (
     Wanted,
 )
 from tensorcast_dask.store.state.slabs import Slot
-from tensorcast_dask.store.state.tiers import TierRow, TierStock, page_rounded
+from tensorcast_dask.store.state.tiers import TierRow, TierStock
 from tensorcast_dask.tensors.ids import Generation
+from tensorcast_dask.tensors.messages import Tier
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from tensorcast_dask.tensors.messages import Tier
+    from collections.abc import Iterable, Sequence
 
 __all__ = ["Table"]
 
 _GONE_KEPT: Final = 16_384
 _NO_LABELS: Final[dict[str, str]] = {}
+_NEAREST: Final = tuple(Tier)
 
 
 class Table:
@@ -70,6 +76,15 @@ class Table:
         #: The highest generation ever held.
         self.highest = Generation(0)
 
+    def set_row(self, row: TierRow) -> None:
+        """Take a tier in, or change what is said of one."""
+        stock = self.tiers.get(row.tier)
+        if stock is not None:
+            stock.row, stock.pool.limit_bytes = row, row.warm_bytes
+            return
+        self.tiers[row.tier] = TierStock(row)
+        self.tiers = {tier: self.tiers[tier] for tier in _NEAREST if tier in self.tiers}
+
     # -------------------------------------------------------------- filling
     def reserve(self, wanted: Wanted) -> Filling:
         """Make room for a copy; the caller has seen to the capacity.
@@ -82,6 +97,8 @@ class Table:
             When it is being dropped there and still read.
         Gone
             When it was destroyed.
+        Mismatch
+            When the tier lies over another, whose copy cannot be marked.
         """
         replica = self.replicas.get(wanted.generation)
         self.may_reserve(wanted)
@@ -104,7 +121,7 @@ class Table:
 
         Raises
         ------
-        AlreadyExists, Incomplete, Gone
+        AlreadyExists, Incomplete, Gone, Mismatch
             As `reserve` does.
         """
         replica = self.replicas.get(wanted.generation)
@@ -124,6 +141,22 @@ class Table:
                 f"{wanted.tier} of this node already; drop it first"
             )
             raise AlreadyExists(message, data)
+        below = self.tiers[wanted.tier].row.over
+        if below is not None:
+            self._marked(wanted.generation, below)
+
+    def _marked(self, generation: Generation, below: Tier) -> Copy:
+        """Return the copy that a mark is put on: one with a segment of its own."""
+        replica = self.find(generation)
+        copy = replica.copy(below)
+        own = not self.tiers[below].in_slab(replica.nbytes)
+        if copy is None or copy.life is not Life.COMMITTED or copy.shared or not own:
+            message = (
+                f"generation {generation} has no memory of its own in {below} here: it is "
+                "small and shares a slab, or lies in another node's memory; read it there"
+            )
+            raise Mismatch(message, {"generation": generation})
+        return copy
 
     def _new_replica(self, wanted: Wanted) -> Replica:
         self.gone.pop(wanted.generation, None)
@@ -144,6 +177,10 @@ class Table:
         make_bytes = 0
         if wanted.shared:
             copy = Copy(wanted.tier, self._number(), 0, 0, shared=True)
+        elif stock.row.over is not None:
+            below = self._marked(wanted.generation, stock.row.over)
+            make_bytes = stock.rounded(wanted.nbytes)
+            copy = Copy(wanted.tier, below.segment, 0, make_bytes, mark=True)
         elif stock.in_slab(wanted.nbytes):
             slot = stock.slabs.take(wanted.nbytes)
             if slot is None:
@@ -152,7 +189,7 @@ class Table:
                 assert slot is not None, "store: a new slab has no room"
             copy = Copy(wanted.tier, slot.segment, slot.offset, slot.size_bytes)
         else:
-            size_bytes = page_rounded(wanted.nbytes)
+            size_bytes = stock.rounded(wanted.nbytes)
             warm = stock.pool.take(size_bytes)
             segment, size_bytes = warm or (self._number(), size_bytes)
             make_bytes = 0 if warm else size_bytes
@@ -232,9 +269,9 @@ class Table:
         raise Gone(message, {"generation": generation})
 
     def acquire(
-        self, generation: Generation, tier: Tier | None = None
+        self, generation: Generation, tiers: Sequence[Tier] = ()
     ) -> tuple[Replica, Copy]:
-        """Take a use lease on the nearest committed copy, or on that of `tier`.
+        """Take a use lease on the first committed copy; of `tiers` in their order, if given.
 
         Raises
         ------
@@ -242,17 +279,16 @@ class Table:
             When there is none.
         """
         replica = self.find(generation)
-        for name, stock in self.tiers.items():
+        for name in tiers or self.tiers:
             copy = replica.copy(name)
-            if tier not in (None, name) or copy is None:
-                continue
-            if copy.life is Life.COMMITTED:
+            if copy is not None and copy.life is Life.COMMITTED:
                 self.lease(replica, copy)
                 self.replicas.move_to_end(generation)
-                if generation in stock.loose:
-                    stock.loose.move_to_end(generation)
+                loose = self.tiers[name].loose
+                if generation in loose:
+                    loose.move_to_end(generation)
                 return replica, copy
-        raise self._absent(generation, f"has no copy in {tier}")
+        raise self._absent(generation, f"has no copy in {', '.join(tiers)}")
 
     def lease(self, replica: Replica, copy: Copy) -> None:
         """Keep a copy from being freed until `release`."""
@@ -292,7 +328,8 @@ class Table:
             return []
         freed: list[Freed] = []
         for copy in replica.copies:
-            if tier not in (None, copy.tier) or copy.life is Life.DROPPING:
+            below = self.tiers[copy.tier].row.over  # a mark goes with what it is on
+            if tier not in (None, copy.tier, below) or copy.life is Life.DROPPING:
                 continue
             copy.life = Life.DROPPING
             if not copy.leases:
@@ -320,7 +357,7 @@ class Table:
         replica.copies = tuple(other for other in replica.copies if other is not copy)
         if not replica.copies:
             self._forget(replica)
-        if copy.shared or not stock.row.memory:
+        if copy.shared or not stock.row.proof:
             return [Freed(copy.tier, copy.segment, copy.size_bytes, probe=False)]
         if stock.in_slab(replica.nbytes):
             slot = Slot(copy.segment, copy.offset, copy.size_bytes)
@@ -369,8 +406,12 @@ class Table:
     def _settle(self, replica: Replica) -> None:
         """Enter the copies that may go in `loose`, strike the others out."""
         readable = [c for c in replica.copies if c.life is Life.COMMITTED]
-        may_go = replica.spare or len(readable) > 1
-        sizes = {c.tier: c.size_bytes for c in readable if may_go and not c.shared}
+        may_go = replica.spare or sum(not c.mark for c in readable) > 1
+        sizes = {
+            c.tier: c.size_bytes
+            for c in readable
+            if c.mark or (may_go and not c.shared)
+        }
         for tier, stock in self.tiers.items():
             frees_bytes = sizes.get(tier, 0)
             if stock.loose.get(replica.generation, 0) != frees_bytes:

@@ -3,11 +3,13 @@
 Rules:
 
 1. A tier is a row: adding one adds a `TierRow`, not a branch. Rows are ordered nearest
-   first; a read takes the first tier that has the bytes.
+   first; a read takes the first of its tiers that has the bytes.
 2. Bytes are counted by unique storage: a segment once, whoever shares it; a replica that
    shares the memory of another node of the host counts in `shared_bytes` alone.
 3. `held_bytes` is all that the tier takes from its capacity: used, reserved, free parts of
    slabs, warm and lingering segments.
+4. A tier that lies *over* another has no bytes of its own: a copy there is a mark on the
+   copy below (pinned host memory), shares its segment, backs nothing, and goes with it.
 """
 
 from __future__ import annotations
@@ -19,19 +21,21 @@ import msgspec
 
 from tensorcast_dask.store.state.pool import Pool
 from tensorcast_dask.store.state.slabs import Slabs
+from tensorcast_dask.tensors.messages import Tier
 
 if TYPE_CHECKING:
     from tensorcast_dask.tensors.ids import Generation
-    from tensorcast_dask.tensors.messages import Tier
 
-__all__ = ["PAGE_BYTES", "TierRow", "TierStock", "page_rounded"]
+__all__ = ["FROM_HOST", "PAGE_BYTES", "TierRow", "TierStock", "page_rounded"]
 
 PAGE_BYTES = 4096
+#: In which order who wants bytes in host memory takes a copy.
+FROM_HOST = (Tier.HOST, Tier.DEVICE, Tier.DISK)
 
 
-def page_rounded(nbytes: int) -> int:
-    """Round up to whole pages; an empty replica takes one."""
-    return max(1, -(-nbytes // PAGE_BYTES)) * PAGE_BYTES
+def page_rounded(nbytes: int, grain_bytes: int = PAGE_BYTES) -> int:
+    """Round up to whole pages, or grains; an empty replica takes one."""
+    return max(1, -(-nbytes // grain_bytes)) * grain_bytes
 
 
 class TierRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,8 +43,16 @@ class TierRow(msgspec.Struct, frozen=True, kw_only=True):
 
     tier: Tier
     capacity_bytes: int
-    #: Its segments are memory that others may map: freed ones are proved, then kept warm.
-    memory: bool = True
+    #: Others may hold its segments: freed ones are proved to be ours alone, then kept warm.
+    proof: bool = True
+    #: Its segments are memory of this machine: bounded by what that has, and read in place.
+    charges: bool = True
+    #: It is a mark on copies of that tier (rule 4).
+    over: Tier | None = None
+    #: Lengths of segments are multiples of this.
+    grain_bytes: int = PAGE_BYTES
+    #: UUID of the device that it is on, or known to.
+    device: str = ""
     #: Where replicas go when this tier is full; None = nowhere.
     spill: Tier | None = None
     #: Artifacts below this share slabs; 0 = each has a segment.
@@ -89,8 +101,12 @@ class TierStock:
                 return 0
             warm = self.pool.find(self.row.slab_bytes, exact=True)
             return 0 if warm else self.row.slab_bytes
-        size_bytes = page_rounded(nbytes)
+        size_bytes = self.rounded(nbytes)
         return 0 if self.pool.find(size_bytes) else size_bytes
+
+    def rounded(self, nbytes: int) -> int:
+        """Return what a segment of its own takes of the tier."""
+        return page_rounded(nbytes, self.row.grain_bytes)
 
     def set_loose(self, generation: Generation, frees_bytes: int) -> None:
         """Enter or strike (0) a generation in `loose`; entering makes it the newest."""

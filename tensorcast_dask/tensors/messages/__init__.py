@@ -26,6 +26,15 @@ Rules:
 from __future__ import annotations
 
 from tensorcast_dask.tensors.messages.codec import T, decode, encode
+from tensorcast_dask.tensors.messages.devices import (
+    Act,
+    AttachDevice,
+    DeviceOrder,
+    DeviceStart,
+    DeviceTold,
+    NextOrder,
+    OrderEnded,
+)
 from tensorcast_dask.tensors.messages.link import (
     DoCancel,
     DoDrop,
@@ -179,11 +188,13 @@ __all__ = [
     "PROTOCOL",
     "Abort",
     "AbortCreated",
+    "Act",
     "Adopt",
     "Adopted",
     "AliasState",
     "Answer",
     "ArtifactInfo",
+    "AttachDevice",
     "BeginStep",
     "CancelAsked",
     "CatalogStateAsked",
@@ -200,6 +211,9 @@ __all__ = [
     "Described",
     "Destroy",
     "Destroyed",
+    "DeviceOrder",
+    "DeviceStart",
+    "DeviceTold",
     "DoCancel",
     "DoDrop",
     "DoEnd",
@@ -241,6 +255,7 @@ __all__ = [
     "Message",
     "Migrate",
     "Moved",
+    "NextOrder",
     "NodeCard",
     "NodeHello",
     "NodeState",
@@ -253,6 +268,7 @@ __all__ = [
     "Opened",
     "OperationAsked",
     "OperationState",
+    "OrderEnded",
     "Owner",
     "Pin",
     "Pinned",

@@ -243,6 +243,8 @@ class Ensure(Message, frozen=True, kw_only=True):
     tier: Tier = Tier.HOST
     host: HostId = HostId("")
     why: str = "prefetch"  # prefetch | replicate | read | migrate
+    #: UUID of one device, for the tiers `device` and `pinned`; "" = any.
+    device: str = ""
 
 
 class Moved(Wire, frozen=True, kw_only=True):
@@ -264,6 +266,7 @@ class Migrate(Message, frozen=True, kw_only=True):
     node: NodeId
     deadline_s: float
     tier: Tier = Tier.HOST
+    device: str = ""
 
 
 class Release(Message, frozen=True, kw_only=True):

@@ -79,6 +79,7 @@ class Role(StrEnum):
     WORKER = "worker"
     INSTANCE = "instance"
     PEER = "peer"
+    DEVICE = "device"
     PROBE = "probe"
 
 
@@ -142,6 +143,8 @@ class TierUse(Wire, frozen=True, kw_only=True):
     lingering_bytes: int = 0  # destroyed here, still mapped by a reader
     shared_bytes: int = 0  # mapped from another node of this host, not counted in used
     replicas: int = 0
+    #: UUID of the device, for the tiers `device` and `pinned`.
+    device: str = ""
 
 
 class Location(Wire, frozen=True, kw_only=True):

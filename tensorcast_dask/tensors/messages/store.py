@@ -15,6 +15,11 @@ from tensorcast_dask.tensors.ids import (
     RequestId,
     Version,
 )
+from tensorcast_dask.tensors.messages.devices import (
+    AttachDevice,
+    DeviceOrder,
+    NextOrder,
+)
 from tensorcast_dask.tensors.messages.shared import (
     PROTOCOL,
     Fault,
@@ -114,6 +119,8 @@ class Reserve(Message, frozen=True, kw_only=True):
     #: False: the caller has no shared memory with the store and will use `Write`.
     map: bool = True
     labels: dict[str, str] = {}
+    #: UUID of the device where the bytes are to lie; "" = host memory.
+    device: str = ""
 
 
 class Reserved(Message, frozen=True, kw_only=True):
@@ -123,6 +130,8 @@ class Reserved(Message, frozen=True, kw_only=True):
     mapped: bool
     #: The segment's pages are already there (a recycled segment).
     warm: bool = False
+    #: The slab on the device; the description is what holds it, and says who has it open.
+    handle: bytes = b""
 
 
 class Write(Message, frozen=True, kw_only=True):
@@ -182,6 +191,10 @@ class Open(Message, frozen=True, kw_only=True):
     generation: Generation
     deadline_s: float
     map: bool = True
+    #: UUID of the device where the reader wants it: a copy there is handed out by handle.
+    device: str = ""
+    #: The reader keeps the slab open; else it copies and closes it at once.
+    share: bool = False
 
 
 class Opened(Message, frozen=True, kw_only=True):
@@ -191,6 +204,8 @@ class Opened(Message, frozen=True, kw_only=True):
     index: bytes
     nbytes: int
     mapped: bool
+    #: The slab on the device; the description is what holds it, and says who has it open.
+    handle: bytes = b""
 
 
 class ChunkMapAsked(Message, frozen=True, kw_only=True):
@@ -382,6 +397,8 @@ class Adopted(Message, frozen=True, kw_only=True):
     card: NodeCard
     replicas: int
     nbytes: int
+    #: The device process that is attached; 0 = none.
+    device_pid: int = 0
     cluster: ClusterId = ClusterId("")
     token: bytes = b""
     epoch: Epoch = Epoch(0)
@@ -427,6 +444,8 @@ StoreRequest: TypeAlias = (
     | ReadChunk
     | ReadRanges
     | UcxOpen
+    | AttachDevice
+    | NextOrder
     | SumsAsked
     | StateAsked
     | Adopt
@@ -442,6 +461,7 @@ StoreReply: TypeAlias = (
     | Chunk
     | Ranges
     | UcxOpened
+    | DeviceOrder
     | State
     | Adopted
     | Done

@@ -10,12 +10,13 @@ import pytest
 import tensorcast_dask as tc
 from tensorcast_dask.exceptions import (
     AlreadyExists,
+    CapacityError,
     Gone,
     Incomplete,
     InvalidArgument,
     Mismatch,
     NotFound,
-    Unimplemented,
+    UnsupportedPlatform,
 )
 
 pytestmark = pytest.mark.process
@@ -290,12 +291,18 @@ def test_what_is_not_flat_is_stored_by_its_values_into_fresh_and_used_pages(
 
 
 @pytest.mark.parametrize(
-    ("device", "kind"),
-    [("device", Unimplemented), ("pinned", Unimplemented), ("gpu", InvalidArgument)],
+    ("device", "kind", "missing"),
+    [
+        ("device", CapacityError, "device-memory"),
+        ("pinned", CapacityError, "device-memory"),
+        ("cuda:0", UnsupportedPlatform, "cupy|driver|CUDA"),
+        ("emulated:0", UnsupportedPlatform, "tensorcast.device"),
+        ("gpu", InvalidArgument, "cuda:0"),
+    ],
 )
-def test_a_tier_that_is_not_there_is_refused_before_anything_moves(
-    cast: tc.Session, device: str, kind: type[Exception]
+def test_a_device_that_is_not_there_is_refused_and_the_message_says_what_is_missing(
+    cast: tc.Session, device: str, kind: type[Exception], missing: str
 ) -> None:
     artifact = cast.put(small(1), "tier")
-    with pytest.raises(kind, match="host"):
-        cast.prefetch(artifact, device=device)
+    with pytest.raises(kind, match=missing):
+        cast.prefetch(artifact, device=device, wait=True).result()

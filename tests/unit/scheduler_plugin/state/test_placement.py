@@ -5,7 +5,12 @@ import pytest
 from tensorcast_dask.exceptions import CapacityError, Mismatch, NotFound, PeerLost
 from tensorcast_dask.scheduler_plugin.state.nodes import Nodes
 from tensorcast_dask.scheduler_plugin.state.outbox import Outbox
-from tensorcast_dask.scheduler_plugin.state.placement import choose, free_bytes, place
+from tensorcast_dask.scheduler_plugin.state.placement import (
+    choose,
+    free_bytes,
+    place,
+    promise,
+)
 from tensorcast_dask.scheduler_plugin.state.records import NodeRecord
 from tensorcast_dask.scheduler_plugin.state.timers import Timers
 from tensorcast_dask.tensors.ids import HostId, Incarnation, NodeId
@@ -82,7 +87,7 @@ def test_what_fits_into_no_node_is_refused_with_the_largest() -> None:
 
 def test_bytes_promised_since_the_last_renewal_count() -> None:
     a, b = node("a", H1), node("b", H1)
-    a.promised_bytes = 40
+    a.promised_bytes = {Tier.HOST: 40}
     assert free_bytes(a) == 60
     assert best(a, b) == "b"
 
@@ -139,3 +144,23 @@ def test_a_wanted_node_is_taken_or_refused_by_name() -> None:
     for name, owner in (("i", Owner.SYSTEM), ("a", Owner.CALLER), ("", Owner.CALLER)):
         with pytest.raises(Mismatch):
             wanted(name, owner)
+
+
+def test_a_tier_is_looked_for_among_the_nodes_that_have_it() -> None:
+    a, b, c = node("a", H1), node("b", H1), node("c", H2)
+    b.uses[Tier.DEVICE] = TierUse(capacity_bytes=50, device="GPU-b")
+    c.uses[Tier.DEVICE] = TierUse(capacity_bytes=80, device="GPU-c")
+
+    def at(device: str = "") -> str:
+        nodes = [a, b, c]
+        found = choose(nodes, nbytes=40, host=ANY, tier=Tier.DEVICE, device=device)
+        return found[0].node
+
+    assert at() == "c"
+    assert at(device="GPU-b") == "b"
+    promise(c, Tier.DEVICE, 60)
+    assert at() == "b"
+    assert free_bytes(c) == 100
+    for device, tier in (("GPU-x", Tier.DEVICE), ("", Tier.DISK)):
+        with pytest.raises(CapacityError, match="no node that may be chosen"):
+            choose([a, b, c], nbytes=1, host=ANY, tier=tier, device=device)

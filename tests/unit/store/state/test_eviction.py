@@ -22,7 +22,9 @@ def table(*, disk_bytes: int = 0) -> Table:
         )
     ]
     if disk_bytes:
-        rows.append(TierRow(tier=DISK, capacity_bytes=disk_bytes, memory=False))
+        rows.append(
+            TierRow(tier=DISK, capacity_bytes=disk_bytes, proof=False, charges=False)
+        )
     return Table(rows)
 
 
@@ -149,3 +151,41 @@ def test_what_is_in_use_is_not_spilled() -> None:
     assert ask(t, 9).spill == [two]
     t.release(*held)
     assert ask(t, 9).spill == [two, one]
+
+
+def with_device() -> Table:
+    t = table()
+    device = Tier.DEVICE
+    t.set_row(TierRow(tier=device, capacity_bytes=2 * PAGE, spill=HOST, device="GPU-1"))
+    t.set_row(
+        TierRow(
+            tier=Tier.PINNED,
+            capacity_bytes=100 * PAGE,
+            proof=False,
+            charges=False,
+            over=HOST,
+        )
+    )
+    return t
+
+
+def test_a_device_gives_up_what_the_host_has_and_moves_the_rest_there() -> None:
+    t = with_device()
+    both, alone = hold(t, 1), hold(t, 2, tier=Tier.DEVICE)
+    hold(t, 1, tier=Tier.DEVICE)
+    found = ask(t, 2, tier=Tier.DEVICE)
+    assert (found.drop, found.spill, found.ask) == ([both], [alone], [])
+    assert uses(t, now_s=0.0)[Tier.DEVICE].device == "GPU-1"
+
+
+def test_pinned_memory_backs_nothing_and_is_unpinned_where_nothing_else_helps() -> None:
+    t = with_device()
+    gen = hold(t, 1, spare=True)
+    hold(t, 1, tier=Tier.PINNED)
+    copy = t.replicas[gen].copy(HOST)
+    assert copy is not None
+    pinned = ask(t, 1, mapped={copy.segment})
+    assert (pinned.drop, pinned.ask, pinned.unmark) == ([], [], [(gen, Tier.PINNED)])
+    free = ask(t, 1)
+    assert (free.drop, free.ask, free.unmark) == ([], [gen], [])
+    assert ask(t, 1, tier=Tier.PINNED).drop == [gen]

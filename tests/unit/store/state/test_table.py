@@ -2,7 +2,13 @@ from __future__ import annotations
 
 import pytest
 
-from tensorcast_dask.exceptions import AlreadyExists, Gone, Incomplete, NotFound
+from tensorcast_dask.exceptions import (
+    AlreadyExists,
+    Gone,
+    Incomplete,
+    Mismatch,
+    NotFound,
+)
 from tensorcast_dask.store.state.replicas import Filling, Freed, Life, Wanted
 from tensorcast_dask.store.state.table import Table
 from tensorcast_dask.store.state.tiers import TierRow
@@ -25,7 +31,7 @@ def table() -> Table:
                 slab_bytes=SLAB,
                 warm_bytes=1 << 20,
             ),
-            TierRow(tier=DISK, capacity_bytes=1 << 20, memory=False),
+            TierRow(tier=DISK, capacity_bytes=1 << 20, proof=False, charges=False),
         ]
     )
 
@@ -185,12 +191,12 @@ def test_reads_take_the_nearest_tier_and_dropping_one_leaves_the_other() -> None
     hold(t, 1, tier=DISK)
     _, copy = t.acquire(gen)
     assert copy.tier is HOST
-    assert t.acquire(gen, DISK)[1].tier is DISK
+    assert t.acquire(gen, [DISK])[1].tier is DISK
     t.drop(gen, HOST, why="spilled")
     assert t.find(gen).committed
     assert t.acquire(gen)[1].tier is DISK
     with pytest.raises(NotFound, match="no copy"):
-        t.acquire(gen, HOST)
+        t.acquire(gen, [HOST])
 
 
 def test_a_file_is_closed_and_not_probed() -> None:
@@ -288,3 +294,72 @@ def test_only_the_newest_of_what_is_gone_is_remembered() -> None:
     hold(t, 2)
     with pytest.raises(Gone):
         reserve(t, 3)
+
+
+# ------------------------------------------------------------------ tiers over tiers
+PINNED = Tier.PINNED
+
+
+def with_pins() -> Table:
+    t = table()
+    t.set_row(
+        TierRow(
+            tier=PINNED,
+            capacity_bytes=1 << 20,
+            proof=False,
+            charges=False,
+            over=HOST,
+            device="GPU-1",
+        )
+    )
+    return t
+
+
+def test_a_mark_shares_the_segment_below_and_goes_with_it() -> None:
+    t = with_pins()
+    gen = hold(t, 1)
+    host = t.replicas[gen].copy(HOST)
+    reserve(t, 1, tier=PINNED)
+    t.commit(gen, PINNED, index=b"i", index_digest="d")
+    mark = t.replicas[gen].copy(PINNED)
+    assert host is not None
+    assert mark is not None
+    assert (mark.segment, mark.mark, mark.size_bytes) == (host.segment, True, 2 * PAGE)
+    assert list(t.tiers[PINNED].loose) == [gen]
+    assert list(t.tiers[HOST].loose) == []
+    assert t.drop(gen, HOST, why="test") == [
+        Freed(HOST, host.segment, 2 * PAGE, probe=True),
+        Freed(PINNED, host.segment, 2 * PAGE, probe=False),
+    ]
+    t.check()
+
+
+def test_a_mark_alone_goes_and_leaves_what_it_was_on() -> None:
+    t = with_pins()
+    gen = hold(t, 1)
+    hold(t, 1, tier=PINNED)
+    assert [f.tier for f in t.drop(gen, PINNED, why="test")] == [PINNED]
+    assert [c.tier for c in t.replicas[gen].copies] == [HOST]
+
+
+def test_what_has_no_memory_of_its_own_cannot_be_marked() -> None:
+    t = with_pins()
+    hold(t, 1, nbytes=100)
+    with pytest.raises(Mismatch, match="slab"):
+        reserve(t, 1, 100, PINNED)
+    t.reserve(wanted(2, shared=True))
+    t.commit(Generation(2), HOST, index=b"i", index_digest="d")
+    with pytest.raises(Mismatch):
+        reserve(t, 2, tier=PINNED)
+    with pytest.raises(NotFound):
+        reserve(t, 3, tier=PINNED)
+    t.check()
+
+
+def test_a_tier_that_comes_later_stands_where_it_belongs() -> None:
+    t = with_pins()
+    t.set_row(TierRow(tier=Tier.DEVICE, capacity_bytes=1, grain_bytes=1 << 21))
+    assert list(t.tiers) == [Tier.DEVICE, PINNED, HOST, DISK]
+    assert t.tiers[Tier.DEVICE].need_bytes(5) == 1 << 21
+    t.set_row(TierRow(tier=Tier.DEVICE, capacity_bytes=2))
+    assert t.tiers[Tier.DEVICE].row.capacity_bytes == 2

@@ -1,0 +1,308 @@
+"""The device process: it holds a node's slabs, and does what its store orders.
+
+Rules:
+
+1. It opens the device itself, after its only start: nobody forks with a context.
+2. One order after the other. An order is done when its events are: what the store is told
+   has happened.
+3. It closes every description that came with an order before it reports: the store sees by
+   that that nobody writes any more.
+4. An error of the device ends it: nothing can be done with the device in this process. It
+   ends with its store's connection, and its slabs go with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from tensorcast_dask.dataplane.channel import Channel, Credentials, Prefer
+from tensorcast_dask.dataplane.devices import HostMemory, find_devices, open_device
+from tensorcast_dask.dataplane.devices.staging import Ring, Terms, to_device, to_host
+from tensorcast_dask.dataplane.fileranges import FileRange
+from tensorcast_dask.dataplane.maps import SharedMap
+from tensorcast_dask.device.launch import LOG_NAME
+from tensorcast_dask.exceptions import (
+    DeviceError,
+    InvalidArgument,
+    PeerLost,
+    TensorCastError,
+    Unimplemented,
+)
+from tensorcast_dask.tensors.checksums import decode_sums, encode_sums
+from tensorcast_dask.tensors.devices import parse_devices
+from tensorcast_dask.tensors.ids import RequestId
+from tensorcast_dask.tensors.messages import (
+    Act,
+    AttachDevice,
+    DeviceOrder,
+    DeviceStart,
+    DeviceTold,
+    Done,
+    Fault,
+    NextOrder,
+    OrderEnded,
+    Role,
+    decode,
+    encode,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from tensorcast_dask.dataplane.devices import Device, Memory
+    from tensorcast_dask.dataplane.devices.staging import Moved
+
+__all__ = ["Slabs", "main"]
+
+logger = logging.getLogger(__name__)
+
+#: What cudaMalloc hands out: a handle of less would expose a neighbour too.
+GRAIN_BYTES: Final = 2 << 20
+_CALL_S: Final = 3600.0
+_ATTACH_S: Final = 30.0
+
+
+class Slabs:
+    """The memory of one device, under its store's orders.
+
+    Parameters
+    ----------
+    device : Device
+        Opened by this process.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._ring = Ring(device)
+        self._slabs: dict[int, Memory] = {}
+        self._pinned: dict[int, tuple[SharedMap, Memory]] = {}
+
+    @property
+    def shares(self) -> bool:
+        """Whether other processes can open its slabs; tried once."""
+        slab = self._device.allocate(GRAIN_BYTES)
+        try:
+            self._device.export(slab)
+        except Unimplemented:
+            return False
+        finally:
+            self._device.free(slab)
+        return True
+
+    def carry_out(self, order: DeviceOrder, fd: int) -> OrderEnded:
+        """Do one thing; `fd` is closed afterwards.
+
+        Raises
+        ------
+        TensorCastError
+            What went wrong; the order is over.
+        """
+        try:
+            return self._do(order, fd)
+        finally:
+            if fd >= 0:
+                os.close(fd)
+
+    def _do(self, order: DeviceOrder, fd: int) -> OrderEnded:
+        match order.act:
+            case Act.ALLOCATE:
+                slab = self._slabs[order.segment] = self._device.allocate(order.nbytes)
+                return OrderEnded(number=order.number, handle=self._handle(slab))
+            case Act.WAIT:
+                pass
+            case Act.FREE:
+                if order.segment in self._slabs:
+                    self._device.free(self._slabs.pop(order.segment))
+            case Act.PIN:
+                self._pin(order, fd)
+            case Act.UNPIN:
+                self._unpin(order.segment)
+            case Act.FILL | Act.SAVE | Act.CHECK:
+                return OrderEnded(number=order.number, sums=self._move(order, fd))
+        return OrderEnded(number=order.number)
+
+    def _handle(self, slab: Memory) -> bytes:
+        with contextlib.suppress(Unimplemented):
+            return self._device.export(slab).encode()
+        return b""
+
+    def _move(self, order: DeviceOrder, fd: int) -> bytes:
+        if not order.nbytes:
+            return b""
+        there = self._slabs[order.segment].range(0, order.nbytes)
+        terms = Terms(
+            chunk_bytes=order.chunk_bytes,
+            sums=decode_sums(
+                order.sums, nbytes=order.nbytes, chunk_bytes=order.chunk_bytes
+            )
+            if order.sums
+            else (),
+        )
+        if order.act is Act.SAVE:
+            file = FileRange(fd, 0, order.nbytes)
+            return _sums(to_host(self._ring, there, file, terms))
+        if order.act is Act.CHECK:
+            nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                file = FileRange(nowhere, 0, order.nbytes)
+                return _sums(to_host(self._ring, there, file, terms))
+            finally:
+                os.close(nowhere)
+        pinned = self._pinned.get(order.pinned)
+        if pinned is None:
+            file = FileRange(fd, 0, order.nbytes)
+            return _sums(to_device(self._ring, file, there, terms))
+        known = Terms(chunk_bytes=terms.chunk_bytes, sums=terms.sums, pinned=True)
+        source = pinned[0].view[: order.nbytes]
+        return _sums(to_device(self._ring, source, there, known))
+
+    def _pin(self, order: DeviceOrder, fd: int) -> None:
+        shared = SharedMap(fd, order.nbytes, writable=True)
+        try:
+            memory = self._device.open(HostMemory(shared.view))
+        except BaseException:
+            shared.close()
+            raise
+        self._pinned[order.segment] = shared, memory
+
+    def _unpin(self, segment: int) -> None:
+        held = self._pinned.pop(segment, None)
+        if held is not None:
+            self._device.close(held[1])
+            held[0].close()
+
+
+def _sums(moved: Iterable[Moved]) -> bytes:
+    return encode_sums([chunk.sum for chunk in moved])
+
+
+def _serve(channel: Channel, slabs: Slabs) -> None:
+    """Take orders until the store is gone, or the device is."""
+    ended: OrderEnded | None = None
+    for number in range(sys.maxsize):
+        request = NextOrder(
+            rid=RequestId(f"device-{os.getpid()}-{number}"), ended=ended
+        )
+        frame = channel.call(
+            request, expect=DeviceOrder, until_s=time.monotonic() + _CALL_S
+        )
+        order = frame.message
+        if order.act is Act.WAIT:
+            ended = None
+            continue
+        fd = frame.take_fd() if frame.fds else -1
+        try:
+            ended = slabs.carry_out(order, fd)
+        except DeviceError as error:
+            _last_word(channel, order, error)
+            raise
+        except TensorCastError as error:
+            logger.warning("%s of segment %d: %s", order.act, order.segment, error)
+            ended = OrderEnded(number=order.number, fault=Fault.of(error))
+
+
+def _last_word(channel: Channel, order: DeviceOrder, error: DeviceError) -> None:
+    how = OrderEnded(number=order.number, fault=Fault.of(error))
+    request = NextOrder(rid=RequestId(f"device-{os.getpid()}-last"), ended=how)
+    with contextlib.suppress(TensorCastError):
+        channel.call(request, expect=DeviceOrder, until_s=time.monotonic() + 2.0)
+
+
+def _attach(told: DeviceStart) -> tuple[Channel, Slabs, DeviceTold]:
+    spec = parse_devices(told.devices or None)
+    there = find_devices(spec, told.run_dir)
+    at = told.turn % len(there) if told.ordinal < 0 else told.ordinal
+    if at >= len(there):
+        message = f"there is no device {at}; there are {len(there)}; set tensorcast.node.device"
+        raise DeviceError(message)
+    device = open_device(there[at].uuid, spec, told.run_dir)
+    total_bytes = device.list().total_bytes
+    share = told.memory < 1
+    capacity_bytes = int(total_bytes * told.memory if share else told.memory)
+    capacity_bytes = min(capacity_bytes, total_bytes)
+    if capacity_bytes < GRAIN_BYTES:
+        message = f"{capacity_bytes} bytes of {device.id} are no device tier: tensorcast.node.device-memory takes at least {GRAIN_BYTES}"
+        raise InvalidArgument(message)
+    slabs = Slabs(device)
+    channel = Channel.connect(
+        told.card,
+        credentials=Credentials(role=Role.DEVICE, host=told.card.host),
+        prefer=Prefer.UNIX,
+        until_s=time.monotonic() + _ATTACH_S,
+    )
+    request = AttachDevice(
+        rid=RequestId(f"device-{os.getpid()}"),
+        device=device.id.uuid,
+        name=str(device.id),
+        capacity_bytes=capacity_bytes,
+        grain_bytes=GRAIN_BYTES,
+        shares=slabs.shares,
+    )
+    channel.call(request, expect=Done, until_s=time.monotonic() + _ATTACH_S)
+    found = DeviceTold(
+        pid=os.getpid(),
+        device=device.id.uuid,
+        name=str(device.id),
+        capacity_bytes=capacity_bytes,
+    )
+    return channel, slabs, found
+
+
+def _say(told: DeviceTold, out: int) -> None:
+    with contextlib.suppress(OSError):  # the starter waits no longer
+        os.write(out, encode(told))
+    os.close(out)
+
+
+def _take_stdio(folder: Path) -> int:
+    """Make the log our stdio; the former stdout, for one answer."""
+    out = os.dup(1)
+    log = os.open(
+        folder / LOG_NAME, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600
+    )
+    null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    os.dup2(null, 0)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(null)
+    os.close(log)
+    logging.basicConfig(
+        level=os.environ.get("TENSORCAST_LOG", "INFO"),
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
+    return out
+
+
+def main() -> None:
+    """Run a device process that is told what to be over stdin."""
+    told = decode(sys.stdin.buffer.read(), DeviceStart)
+    out = _take_stdio(Path(told.card.socket).parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        channel, slabs, found = _attach(told)
+    except TensorCastError as error:
+        logger.warning("not attached: %s", error)
+        _say(DeviceTold(fault=Fault.of(error)), out)
+        return
+    except BaseException as error:
+        logger.exception("not attached")
+        _say(DeviceTold(fault=Fault.of(DeviceError(repr(error)))), out)
+        raise
+    logger.info("%s is attached to store %s", found.name, told.card.node)
+    _say(found, out)
+    try:
+        _serve(channel, slabs)
+    except PeerLost as error:
+        logger.info("ending with the store: %s", error)
+    except DeviceError as error:
+        logger.warning("ending with the device: %s", error)
+    logging.shutdown()
+    os._exit(0)  # what is on the device goes with the process

@@ -1,0 +1,245 @@
+"""What keeps the bytes of the tiers `device` and `pinned`: the device process, by orders.
+
+Rules:
+
+1. Whatever a move reads or writes is leased until its order has ended, also when nobody waits
+   for it any more.
+2. What the sums of a replica do not fit is given up on the device, and said to be.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Final
+
+from tensorcast_dask.dataplane.segments import MemoryFile
+from tensorcast_dask.exceptions import Mismatch, NotFound
+from tensorcast_dask.store.core import now_s
+from tensorcast_dask.store.media import wanted_of
+from tensorcast_dask.store.state.replicas import Life
+from tensorcast_dask.tensors.messages import Act, Tier
+
+if TYPE_CHECKING:
+    from tensorcast_dask.store.core import Core, Reading
+    from tensorcast_dask.store.devices import Devices
+    from tensorcast_dask.store.media import Medium
+    from tensorcast_dask.store.state.replicas import Filling, Wanted
+    from tensorcast_dask.tensors.ids import Generation
+
+__all__ = ["Pins", "Slabs", "media_of"]
+
+_WITHIN_S: Final = 600.0
+
+
+def media_of(devices: Devices, core: Core) -> dict[Tier, Medium]:
+    """Make the media of a device's tiers."""
+    return {Tier.DEVICE: Slabs(devices, core), Tier.PINNED: Pins(devices, core)}
+
+
+class Slabs:
+    """The medium of the tier `device`."""
+
+    def __init__(self, devices: Devices, core: Core) -> None:
+        self._devices = devices
+        self._core = core
+
+    def make(self, wanted: Wanted, filling: Filling, *, until_s: float) -> None:  # noqa: ARG002 - a medium's
+        """Allocate a slab, where the copy did not get one that is there."""
+        if not filling.make_bytes:
+            return
+        devices, segment = self._devices, filling.copy.segment
+        with self._core.lock:
+            self._core.shelf.make(segment, 0)
+            order = devices.order(Act.ALLOCATE, segment, nbytes=filling.make_bytes)
+            devices.allocated(segment, b"")
+        made = devices.wait(order, until_s)
+        devices.allocated(segment, made.handle)
+
+    def save(self, generation: Generation, *, until_s: float) -> int:
+        """Copy a replica from host memory to the device, verified on the way."""
+        core, devices = self._core, self._devices
+        with core.reading(generation, Tier.HOST) as held:
+            replica = held.replica
+            there = replica.copy(Tier.DEVICE)
+            if there is not None and there.life is Life.COMMITTED:
+                return replica.nbytes
+            filling = core.reserve(
+                wanted_of(replica, Tier.DEVICE, until_s), until_s=until_s
+            )
+            try:
+                source, target = (
+                    core.hold(generation, held.copy),
+                    core.hold(generation, filling.copy),
+                )
+                pin = replica.copy(Tier.PINNED)
+                ready = pin is not None and pin.life is Life.COMMITTED
+                order = devices.order(
+                    Act.FILL,
+                    filling.copy.segment,
+                    nbytes=replica.nbytes,
+                    sums=replica.sums,
+                    fd=self._reader(held),
+                    pinned=held.copy.segment if ready else 0,
+                    after=lambda: _release(core, source, target),
+                )
+                sums = devices.wait(order, until_s).sums
+                core.commit(
+                    generation,
+                    Tier.DEVICE,
+                    index=replica.index,
+                    index_digest=replica.index_digest,
+                    sums=replica.sums or sums,
+                )
+            except BaseException:
+                core.abort(generation, Tier.DEVICE)
+                raise
+        return replica.nbytes
+
+    def _reader(self, held: Reading) -> int:
+        """Describe the bytes of a copy in host memory: its file, or a copy out of its slab."""
+        assert held.file is not None, "store: host memory has files"
+        if not self._core.table.tiers[Tier.HOST].in_slab(held.replica.nbytes):
+            return held.file.read_description()
+        with MemoryFile(held.replica.nbytes, name="tensorcast-staged") as file:
+            os.pwrite(file.fd, held.view(), 0)
+            return file.read_description()
+
+    def restore(self, generation: Generation, *, until_s: float) -> int:
+        """Copy a replica from the device into host memory, verified on the way."""
+        core = self._core
+        with core.reading(generation, Tier.DEVICE) as held:
+            replica = held.replica
+            filling = core.reserve(
+                wanted_of(replica, Tier.HOST, until_s), until_s=until_s
+            )
+            try:
+                if core.table.tiers[Tier.HOST].in_slab(replica.nbytes):
+                    with self._copied(held, until_s) as file:
+                        target = core.hold(generation, filling.copy)
+                        try:
+                            target.view()[:] = file.map_shared().view
+                        finally:
+                            core.release(target)
+                else:
+                    own = core.shelf.own(filling.copy.segment)
+                    self._copy(held, own, until_s, core.hold(generation, filling.copy))
+                core.commit(
+                    generation,
+                    Tier.HOST,
+                    index=replica.index,
+                    index_digest=replica.index_digest,
+                    sums=replica.sums,
+                )
+            finally:
+                core.abort(generation, Tier.HOST)
+        return replica.nbytes
+
+    def transient(self, generation: Generation) -> MemoryFile:
+        """Copy a replica from the device into memory of nobody's tier."""
+        with self._core.reading(generation, Tier.DEVICE) as held:
+            return self._copied(held, now_s() + _WITHIN_S)
+
+    def _copied(self, held: Reading, until_s: float) -> MemoryFile:
+        file = MemoryFile(held.replica.nbytes, name="tensorcast-read")
+        try:
+            self._copy(held, file, until_s, None)
+        except BaseException:
+            file.close()
+            raise
+        return file
+
+    def _copy(
+        self, held: Reading, file: MemoryFile, until_s: float, target: Reading | None
+    ) -> None:
+        """Have a slab written to a file; the lease on its target ends with the order."""
+        core, replica = self._core, held.replica
+        source = core.hold(replica.generation, held.copy)
+        targets = () if target is None else (target,)
+        order = self._devices.order(
+            Act.SAVE,
+            held.copy.segment,
+            nbytes=replica.nbytes,
+            sums=replica.sums,
+            fd=file.write_description(),
+            after=lambda: _release(core, source, *targets),
+        )
+        try:
+            sums = self._devices.wait(order, until_s).sums
+        except Mismatch as error:
+            self._devices.damaged(replica, error)
+            raise
+        with core.lock:
+            replica.sums = replica.sums or sums
+
+    def sums(self, generation: Generation) -> bytes:
+        """Read a copy on the device for its sums."""
+        with self._core.reading(generation, Tier.DEVICE) as held:
+            return self._devices.check(held, now_s() + _WITHIN_S)
+
+    def close(self, segment: int) -> None:
+        """Free a slab; its tag goes first."""
+        self._core.shelf.close(segment)
+        self._devices.freed(segment)
+
+
+class Pins:
+    """The medium of the tier `pinned`: host memory that the device process registered."""
+
+    def __init__(self, devices: Devices, core: Core) -> None:
+        self._devices = devices
+        self._core = core
+
+    def make(self, wanted: Wanted, filling: Filling, *, until_s: float) -> None:
+        """Register the memory file of the copy that is marked."""
+        core, copy = self._core, filling.copy
+        with core.lock:
+            held = core.hold(wanted.generation, copy)
+            order = self._devices.order(
+                Act.PIN,
+                copy.segment,
+                nbytes=wanted.nbytes,
+                fd=core.shelf.own(copy.segment).write_description(),
+                after=lambda: core.release(held),
+            )
+        self._devices.wait(order, until_s)
+
+    def save(self, generation: Generation, *, until_s: float) -> int:
+        """Pin a replica in host memory where it is."""
+        core = self._core
+        with core.reading(generation, Tier.HOST) as held:
+            replica = held.replica
+            there = replica.copy(Tier.PINNED)
+            if there is None or there.life is not Life.COMMITTED:
+                core.reserve(wanted_of(replica, Tier.PINNED, until_s), until_s=until_s)
+                core.commit(
+                    generation,
+                    Tier.PINNED,
+                    index=replica.index,
+                    index_digest=replica.index_digest,
+                    sums=replica.sums,
+                )
+        return 0
+
+    def restore(self, generation: Generation, *, until_s: float) -> int:  # noqa: ARG002 - a medium's
+        """Return at once: what is pinned is in host memory."""
+        return self._core.table.find(generation).nbytes
+
+    def transient(self, generation: Generation) -> MemoryFile:
+        """Refuse: what is pinned is in host memory and is read there."""
+        message = f"generation {generation} is in host memory; read it there"
+        raise NotFound(message)
+
+    def sums(self, generation: Generation) -> bytes:
+        """Give what is known; host memory is summed where it is."""
+        return self._core.table.find(generation).sums
+
+    def close(self, segment: int) -> None:
+        """Have the memory unregistered; until then the kernel says that it is in use."""
+        with self._core.lock:
+            if self._devices.pid:
+                self._devices.order(Act.UNPIN, segment)
+
+
+def _release(core: Core, *held: Reading) -> None:
+    for one in held:
+        core.release(one)

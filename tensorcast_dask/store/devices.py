@@ -1,0 +1,391 @@
+"""The tiers on a device: orders for the device process, and what becomes of them.
+
+Rules:
+
+1. The store never touches a device. A device process beside it holds the slabs and asks for
+   orders; allocator, index, sums, generations and eviction are the store's, as for memory.
+2. Each slab has a *tag*, an empty memory file. Who opens the slab holds a description of the
+   tag for as long as it does, so the kernel says who is left, also of those who were killed:
+   a slab is frozen, used again and freed as a segment of host memory is.
+3. A slab is handed out by handle only where such proofs work, and its sums are known before
+   it is shared. What was shared is verified before it is served again.
+4. An order keeps leases on what it reads and writes until it has ended, whoever still waits.
+5. When the device process is gone its copies are lost and said to be; the store goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from typing import TYPE_CHECKING, Final
+
+from tensorcast_dask.dataplane.hosts import PidWatch
+from tensorcast_dask.dataplane.server import Peer, Reply
+from tensorcast_dask.exceptions import (
+    AlreadyExists,
+    DeadlineExceeded,
+    Incomplete,
+    Mismatch,
+    NotFound,
+    TensorCastError,
+)
+from tensorcast_dask.store.core import now_s
+from tensorcast_dask.store.state.orders import Order, Orders
+from tensorcast_dask.store.state.tiers import TierRow
+from tensorcast_dask.tensors.messages import (
+    Act,
+    AttachDevice,
+    DeviceOrder,
+    Done,
+    NextOrder,
+    Open,
+    Opened,
+    Tier,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tensorcast_dask.store.core import Core, Reading
+    from tensorcast_dask.store.media import Medium
+    from tensorcast_dask.store.state.replicas import Replica
+    from tensorcast_dask.tensors.messages import OrderEnded
+
+__all__ = ["Devices"]
+
+logger = logging.getLogger(__name__)
+
+#: How long a device process waits for an order before it asks again.
+_IDLE_S: Final = 1.0
+_WAIT: Final = DeviceOrder(number=0, act=Act.WAIT)
+_TIERS: Final = (Tier.DEVICE, Tier.PINNED)
+
+
+class Devices:
+    """The device process of one store, as the store sees it.
+
+    Parameters
+    ----------
+    core : Core
+        The state.
+    """
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._changed = threading.Condition(core.lock)
+        self._orders = Orders()
+        self._peer: Peer | None = None
+        self._watch: PidWatch | None = None
+        self._shares = False
+        #: Handles of slabs by segment; b"" where nobody else can open them.
+        self._handles: dict[int, bytes] = {}
+        #: What is to be done when an order has ended, by its number.
+        self._after: dict[int, Callable[[], None]] = {}
+        #: Descriptions that go with orders, by their number.
+        self._fds: dict[int, int] = {}
+        #: What keeps the bytes of its tiers, under its orders.
+        self.media: dict[Tier, Medium] = {}
+        #: Told when a device comes or goes.
+        self.changed: Callable[[], None] = _nothing
+
+    @property
+    def shares(self) -> bool:
+        """Whether other processes can open slabs, and are seen to have done so."""
+        return self._shares and self._core.shelf.leases
+
+    @property
+    def pid(self) -> int:
+        """Who is attached; 0 = nobody."""
+        return 0 if self._peer is None else self._peer.pid
+
+    # -------------------------------------------------------------- the process
+    def handle(self, request: AttachDevice | NextOrder, peer: Peer) -> Reply:
+        """Carry a request of the device process out."""
+        if isinstance(request, AttachDevice):
+            self._attach(request, peer)
+            return Reply(message=Done())
+        return self._next(request, peer)
+
+    def _attach(self, request: AttachDevice, peer: Peer) -> None:
+        core = self._core
+        with core.lock:
+            self.tick()
+            if self._peer is not None:
+                message = f"process {self._peer.pid} drives this node's device already"
+                raise AlreadyExists(message)
+            self._peer, self._watch = peer, PidWatch.of_peer(peer.stream.sock)
+            self._orders.attached, self._shares = True, request.shares
+            for row in _rows(request, core.settings.host_memory_bytes):
+                core.table.set_row(row)
+            core.room.media |= self.media
+        logger.info(
+            "%s (%s) is attached: %d bytes, process %d",
+            request.name,
+            request.device,
+            request.capacity_bytes,
+            peer.pid,
+        )
+        self.changed()
+
+    def _next(self, request: NextOrder, peer: Peer) -> Reply:
+        with self._changed:
+            if self._peer is not peer:
+                message = "this process drives no device of this node; attach first"
+                raise NotFound(message)
+            if request.ended is not None:
+                self._end(self._orders.ended(request.ended))
+            order = self._orders.next()
+            if order is None:
+                self._changed.wait(_IDLE_S)
+                order = self._orders.next() if self._peer is peer else None
+            if order is None:
+                return Reply(message=_WAIT)
+            fd = self._fds.pop(order.told.number, -1)
+            return Reply(message=order.told, fds=() if fd < 0 else (fd,))
+
+    def _end(self, order: Order) -> None:
+        number = order.told.number
+        fd = self._fds.pop(number, -1)
+        if fd >= 0:
+            os.close(fd)
+        after = self._after.pop(number, None)
+        if after is not None:
+            after()
+        self._changed.notify_all()
+
+    def tick(self) -> None:
+        """See whether the device process is gone (rule 5)."""
+        with self._core.lock:
+            if self._watch is not None and self._watch.is_gone():
+                self._lose("its process has ended")
+
+    def closed(self, peer: Peer) -> None:
+        """Hear that a connection has ended."""
+        with self._core.lock:
+            if self._peer is peer:
+                self._lose("its process closed the connection")
+
+    def _lose(self, why: str) -> None:
+        core = self._core
+        peer, self._peer = self._peer, None
+        assert peer is not None, "store: a device was lost twice"
+        assert self._watch is not None, "store: a device process is watched"
+        self._watch.close()
+        self._watch = None
+        why = f"the device of this node is lost: {why}"
+        logger.warning("%s", why)
+        for order in self._orders.detach(why):
+            self._end(order)
+        for tier in _TIERS:
+            held = [g for g, r in core.table.replicas.items() if r.copy(tier)]
+            for generation in held:
+                core.drop(generation, tier, why=why)
+            stock = core.table.tiers[tier]
+            core.table.set_row(_gone(stock.row))
+            for segment in stock.pool.trim(stock.pool.warm_bytes):
+                core.room.media[tier].close(segment)
+        self._handles.clear()
+        self._changed.notify_all()
+        self.changed()
+
+    # -------------------------------------------------------------- orders
+    def order(
+        self,
+        act: Act,
+        segment: int,
+        *,
+        nbytes: int = 0,
+        sums: bytes = b"",
+        fd: int = -1,
+        pinned: int = 0,
+        after: Callable[[], None] | None = None,
+    ) -> Order:
+        """Give an order; `fd` is ours from here on, `after` runs under the lock when it ends.
+
+        Raises
+        ------
+        DeviceError
+            When there is no device; `after` has run then.
+        """
+        with self._changed:
+            orders = self._orders
+            told = DeviceOrder(
+                number=orders.number(),
+                act=act,
+                segment=segment,
+                nbytes=nbytes,
+                chunk_bytes=self._core.settings.chunk_bytes,
+                sums=sums,
+                pinned=pinned,
+            )
+            try:
+                order = orders.add(told)
+            except TensorCastError:
+                if fd >= 0:
+                    os.close(fd)
+                if after is not None:
+                    after()
+                raise
+            if fd >= 0:
+                self._fds[told.number] = fd
+            if after is not None:
+                self._after[told.number] = after
+            self._changed.notify_all()
+            return order
+
+    def wait(self, order: Order, until_s: float) -> OrderEnded:
+        """Wait for an order; raise what went wrong.
+
+        Raises
+        ------
+        DeadlineExceeded
+            When it is not done in time: it goes on, or was taken back.
+        DeviceError, CapacityError, Mismatch, OwnerGone
+            As the device process said.
+        """
+        with self._changed:
+            while order.outcome is None:
+                left_s = until_s - now_s()
+                if left_s <= 0:
+                    if self._orders.take_back(order):
+                        self._end(order)
+                    message = f"the device did not {order.told.act} in time; wait longer, or use it less"
+                    raise DeadlineExceeded(message)
+                self._changed.wait(min(left_s, 60.0))
+            outcome = order.outcome
+        if outcome.fault is not None:
+            raise outcome.fault.error()
+        return outcome
+
+    # -------------------------------------------------------------- slabs
+    def allocated(self, segment: int, handle: bytes) -> None:
+        """Note the handle of a slab."""
+        with self._core.lock:
+            self._handles[segment] = handle if self._core.shelf.leases else b""
+
+    def freed(self, segment: int) -> None:
+        """Forget a slab and have it freed."""
+        with self._core.lock:
+            known = self._handles.pop(segment, None)
+            if known is not None and self._orders.attached:
+                self.order(Act.FREE, segment)
+
+    def slab(self, segment: int) -> bytes:
+        """Give the handle of a slab; b"" where it cannot be opened elsewhere."""
+        return self._handles.get(segment, b"")
+
+    # -------------------------------------------------------------- readers
+    def open(self, request: Open, peer: Peer) -> Reply | None:
+        """Hand a copy on the reader's device out; None where there is none.
+
+        Raises
+        ------
+        NotFound, Gone, Mismatch, DeadlineExceeded, DeviceError
+            When there is nothing to read, or what was shared was changed.
+        """
+        core = self._core
+        row = core.table.tiers.get(Tier.DEVICE)
+        if not peer.unix or row is None or row.row.device != request.device:
+            return None
+        try:
+            held = core.acquire(request.generation, Tier.DEVICE)
+        except (NotFound, Incomplete):
+            return None
+        handle = self.slab(held.copy.segment)
+        if not handle:
+            core.release(held)
+            return None
+        try:
+            until_s = now_s() + request.deadline_s
+            self._know(held, until_s, share=request.share)
+            fd = core.shelf.own(held.copy.segment).read_description()
+        except BaseException:
+            core.release(held)
+            raise
+        answer = Opened(
+            generation=request.generation,
+            index=held.replica.index,
+            nbytes=held.replica.nbytes,
+            mapped=True,
+            handle=handle,
+        )
+        return Reply(message=answer, fds=(fd,), done=lambda: core.release(held))
+
+    def _know(self, held: Reading, until_s: float, *, share: bool) -> None:
+        """Verify what others could have changed; learn the sums of what they will (rule 3)."""
+        copy, replica = held.copy, held.replica
+        if copy.exposed or (share and not replica.sums and replica.nbytes):
+            alone = self._core.shelf.alone(copy.segment)
+            sums = self.check(held, until_s)
+            with self._core.lock:
+                replica.sums = replica.sums or sums
+                copy.exposed = copy.exposed and not alone
+        copy.exposed = copy.exposed or share
+
+    def check(self, held: Reading, until_s: float) -> bytes:
+        """Read a copy on the device and give its sums.
+
+        Raises
+        ------
+        Mismatch
+            When they are not what they were; the copy is given up.
+        """
+        again = self._core.hold(held.replica.generation, held.copy)
+        order = self.order(
+            Act.CHECK,
+            held.copy.segment,
+            nbytes=held.replica.nbytes,
+            sums=held.replica.sums,
+            after=lambda: self._core.release(again),
+        )
+        try:
+            return self.wait(order, until_s).sums
+        except Mismatch as error:
+            self.damaged(held.replica, error)
+            raise
+
+    def damaged(self, replica: Replica, error: Mismatch) -> None:
+        """Give a copy on the device up that is not what it was."""
+        self._core.drop(
+            replica.generation, Tier.DEVICE, why=f"changed while shared: {error}"
+        )
+
+
+def _rows(request: AttachDevice, host_bytes: int) -> tuple[TierRow, TierRow]:
+    """Describe the tiers of a device."""
+    return (
+        TierRow(
+            tier=Tier.DEVICE,
+            capacity_bytes=request.capacity_bytes,
+            charges=False,
+            spill=Tier.HOST,
+            grain_bytes=request.grain_bytes,
+            warm_bytes=request.capacity_bytes // 4,
+            device=request.device,
+        ),
+        TierRow(
+            tier=Tier.PINNED,
+            capacity_bytes=host_bytes,
+            proof=False,
+            charges=False,
+            over=Tier.HOST,
+            device=request.device,
+        ),
+    )
+
+
+def _gone(row: TierRow) -> TierRow:
+    """Describe a tier whose device is lost: it holds nothing more."""
+    return TierRow(
+        tier=row.tier,
+        capacity_bytes=0,
+        proof=row.proof,
+        charges=row.charges,
+        over=row.over,
+        grain_bytes=row.grain_bytes,
+    )
+
+
+def _nothing() -> None:
+    """Do nothing; nobody listens yet."""

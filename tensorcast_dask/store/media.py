@@ -1,0 +1,65 @@
+"""What keeps the bytes of a tier that is not host memory.
+
+Rules:
+
+1. Every move goes between a medium and host memory: `save` copies out of it, `restore` into
+   it. Each puts its copy into the table, verified, and takes it back whole when it fails.
+2. `close` is called under the store's lock and returns at once; all else may take its time.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from tensorcast_dask.store.state.replicas import Wanted
+
+if TYPE_CHECKING:
+    from tensorcast_dask.dataplane.segments import MemoryFile
+    from tensorcast_dask.store.state.replicas import Filling, Replica
+    from tensorcast_dask.tensors.ids import Generation
+    from tensorcast_dask.tensors.messages import Tier
+
+__all__ = ["Medium", "wanted_of"]
+
+
+class Medium(Protocol):
+    """The bytes of one tier."""
+
+    def make(self, wanted: Wanted, filling: Filling, *, until_s: float) -> None:
+        """Make room for a copy that was reserved."""
+        ...
+
+    def save(self, generation: Generation, *, until_s: float) -> int:
+        """Copy a replica from host memory to here; its length. One that is here is fine."""
+        ...
+
+    def restore(self, generation: Generation, *, until_s: float) -> int:
+        """Copy a replica from here into host memory; its length."""
+        ...
+
+    def transient(self, generation: Generation) -> MemoryFile:
+        """Copy a replica into memory of nobody's tier, for one reader who closes it."""
+        ...
+
+    def sums(self, generation: Generation) -> bytes:
+        """Read a copy that is here for its sums; b"" where they come with a restore."""
+        ...
+
+    def close(self, segment: int) -> None:
+        """Give back what a copy had; unknown segments are fine."""
+        ...
+
+
+def wanted_of(replica: Replica, tier: Tier, until_s: float) -> Wanted:
+    """Ask for a further copy of a replica, for the store itself."""
+    return Wanted(
+        generation=replica.generation,
+        id=replica.id,
+        version=replica.version,
+        nbytes=replica.nbytes,
+        tier=tier,
+        owner=0,
+        deadline_s=until_s,
+        labels=replica.labels,
+        published=replica.published,
+    )

@@ -1,0 +1,104 @@
+"""What a device process is told at its start, and the orders that it asks its store for."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from tensorcast_dask.tensors.ids import RequestId
+from tensorcast_dask.tensors.messages.shared import Fault, Message, NodeCard, Wire
+
+__all__ = [
+    "Act",
+    "AttachDevice",
+    "DeviceOrder",
+    "DeviceStart",
+    "DeviceTold",
+    "NextOrder",
+    "OrderEnded",
+]
+
+
+class Act(StrEnum):
+    """What a device process is asked to do."""
+
+    WAIT = "wait"  # nothing is to be done: ask again
+    ALLOCATE = "allocate"  # make a slab; the outcome has its handle
+    FREE = "free"
+    FILL = "fill"  # memory file -> slab
+    SAVE = "save"  # slab -> memory file
+    CHECK = "check"  # read a slab, for its sums
+    PIN = "pin"  # register a memory file with the device
+    UNPIN = "unpin"
+
+
+class AttachDevice(Message, frozen=True, kw_only=True):
+    """A device process offers its device. Answer: `Done`; AlreadyExists when another one does."""
+
+    rid: RequestId
+    #: UUID of the device, and what people call it there.
+    device: str
+    name: str
+    #: What the store may take of it.
+    capacity_bytes: int
+    #: Lengths of slabs are multiples of this.
+    grain_bytes: int
+    #: Whether other processes can open its slabs.
+    shares: bool
+
+
+class OrderEnded(Wire, frozen=True, kw_only=True):
+    """How an order went."""
+
+    number: int
+    fault: Fault | None = None
+    handle: bytes = b""
+    #: xxh3_64 of each chunk that went by, little-endian.
+    sums: bytes = b""
+
+
+class NextOrder(Message, frozen=True, kw_only=True):
+    """Report one order and take the next. Answer: `DeviceOrder`, to wait after a while."""
+
+    rid: RequestId
+    ended: OrderEnded | None = None
+
+
+class DeviceOrder(Message, frozen=True, kw_only=True):
+    """One thing to do, with a description of the memory file that it concerns.
+
+    Orders are carried out one after the other.
+    """
+
+    number: int
+    act: Act
+    segment: int = 0
+    nbytes: int = 0
+    chunk_bytes: int = 0
+    #: What the chunks must hash to; b"" where it is not known.
+    sums: bytes = b""
+    #: The host segment of a fill that is pinned already.
+    pinned: int = 0
+
+
+class DeviceStart(Wire, frozen=True, kw_only=True):
+    """What a device process is told."""
+
+    card: NodeCard
+    #: The setting `device`, in words; where its emulated devices are.
+    devices: str
+    run_dir: str
+    #: Which of the devices: its number here; -1 = that of `turn`, modulo how many there are.
+    ordinal: int = -1
+    turn: int = 0
+    #: Bytes that the store may take, or a share below 1.
+    memory: float
+
+
+class DeviceTold(Wire, frozen=True, kw_only=True):
+    """What it says of itself: that it is attached, or why it is not."""
+
+    pid: int = 0
+    device: str = ""
+    name: str = ""
+    capacity_bytes: int = 0
+    fault: Fault | None = None
