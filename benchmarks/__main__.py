@@ -34,6 +34,7 @@ BARS: dict[str, int] = {
     "loop_lag": 330,
     "busy_tasks": 300,
     "plans": 120,
+    "signals": 300,
     "worker_death": 120,
     "scheduler_death": 120,
 }

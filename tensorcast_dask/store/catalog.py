@@ -228,7 +228,9 @@ class Catalog:
         )
 
     def _renew(self, seq: int) -> Renew:
-        return Renew(seq=seq, uses=self._core.uses())
+        with self._core.lock:
+            reads = self._core.counts.take()
+        return Renew(seq=seq, uses=self._core.uses(), reads=reads)
 
     def _on_down(self, error: TensorCastError) -> None:
         logger.debug("no link: %s", error)

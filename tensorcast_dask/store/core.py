@@ -28,6 +28,7 @@ from tensorcast_dask.exceptions import Incomplete, TensorCastError
 from tensorcast_dask.store.records import NO_NODE, ready_of
 from tensorcast_dask.store.room import Room
 from tensorcast_dask.store.state import eviction
+from tensorcast_dask.store.state.counts import Counts
 from tensorcast_dask.store.state.leases import check_lease
 from tensorcast_dask.store.state.replicas import Life
 from tensorcast_dask.store.state.results import Results
@@ -132,6 +133,8 @@ class Core:
             lock=self.lock,
         )
         self.room.evict = self._evict
+        #: Reads by programs, under the lock.
+        self.counts = Counts()
         #: Says something to the catalog; the link puts itself here.
         self.tell: Callable[[FromNode], None] = _nobody
         #: What is left of the node's lease; the link puts itself here.

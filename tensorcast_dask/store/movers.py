@@ -101,9 +101,10 @@ class Movers:
         return TaskDone(
             task=order.task,
             moved_bytes=done.moved_bytes,
-            seconds=now_s() - started_s,
+            seconds=done.seconds or now_s() - started_s,
             via=done.via,
             sources=done.sources,
+            shares=done.shares,
         )
 
     def restore(self, generation: Generation, until_s: float) -> None:

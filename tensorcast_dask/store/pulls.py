@@ -148,6 +148,7 @@ class PullRun:
         #: Guards lanes and sides.
         self._lock = threading.Lock()
         self._outcome: pull.Finished | pull.Failed | None = None
+        self._started_s = 0.0
 
     def cancel(self, why: str) -> None:
         """Give up; `run` raises soon."""
@@ -161,6 +162,7 @@ class PullRun:
         TensorCastError
             When the bytes cannot be had in time; nothing is left of the attempt.
         """
+        self._started_s = now_s()
         try:
             self._do(self._planner.start(now_s=now_s()))
             while self._outcome is None:
@@ -193,10 +195,13 @@ class PullRun:
         share = planner.share()
         asked = [side.location for side in self._sides]
         used = [asked[number] for number in range(len(asked)) if share[number]]
+        seconds = now_s() - self._started_s
         return Pulled(
             moved_bytes=wanted.nbytes,
             via="+".join(sorted(set(self._via.values()) or {"tcp"})),
             sources=tuple(location.card.node for location in used),
+            shares=tuple(wanted.nbytes * one // sum(share) for one in share if one),
+            seconds=seconds,
         )
 
     def _close(self) -> None:

@@ -144,6 +144,8 @@ class Reads:
                 return reply
         held = self._acquire(request.generation, request.deadline_s, peer)
         replica = held.replica
+        with self._core.lock:
+            self._core.counts.read(request.generation)
         small = self._core.table.tiers[Tier.HOST].in_slab(replica.nbytes)
         mapped = request.map and peer.unix and not small
         answer = Opened(

@@ -34,6 +34,9 @@ class Pulled(msgspec.Struct, frozen=True, kw_only=True):
     moved_bytes: int
     via: str
     sources: tuple[NodeId, ...]
+    #: Bytes from each of them, and in what time; of copies over a line.
+    shares: tuple[int, ...] = ()
+    seconds: float = 0.0
 
 
 def anyone(location: Location) -> Location:

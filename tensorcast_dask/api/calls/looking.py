@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from tensorcast_dask.api.actions import names, reads
 from tensorcast_dask.api.calls.base import Calls, ref_of
+from tensorcast_dask.api.signals import SignalBook
 from tensorcast_dask.api.worker import Worker
 from tensorcast_dask.tensors.messages import CatalogStateAsked, StateJson
 
@@ -49,6 +50,11 @@ class Looking(Calls):
             return reads.pool(await names.nodes(self._core, limit))
 
         return self._core.call(work)
+
+    @property
+    def signals(self) -> SignalBook:
+        """Facts about the running system: `snapshot`, `watch`, `history`."""
+        return SignalBook(self._session)
 
     def sql(
         self, query: str, *, limit: int = 10_000, deadline: float | None = None

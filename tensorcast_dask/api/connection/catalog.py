@@ -331,5 +331,7 @@ READS: Final = frozenset(
         "OperationAsked",
         "CatalogStateAsked",
         "PlanAsked",
+        "SignalsAsked",
+        "HistoryAsked",
     }
 )

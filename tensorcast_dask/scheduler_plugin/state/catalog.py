@@ -4,7 +4,7 @@ It owns no rule of its own: it puts the parts together, hands each event to the 
 it concerns, and sees to it that every request is answered. Parts know the parts that they
 were given, downwards only:
 
-    catalog > requests | links > plans > effects > runs | reads | changes > imports > relocations > endings > sessions > creations > spreads
+    catalog > requests | links > reads > observed > signals > readings > bandwidths | loads | usage > plans > effects > runs | changes > imports > relocations > endings > sessions > creations > spreads
             > moves > inventories > tasks | leaving > replicas > holders | pins > nodes | names > numbers
             > operations > outcomes | stories | timers | outbox > records | events
 """
@@ -46,6 +46,7 @@ from tensorcast_dask.scheduler_plugin.state.moves import Moves
 from tensorcast_dask.scheduler_plugin.state.names import Names
 from tensorcast_dask.scheduler_plugin.state.nodes import Nodes
 from tensorcast_dask.scheduler_plugin.state.numbers import Numbers
+from tensorcast_dask.scheduler_plugin.state.observed import Observed
 from tensorcast_dask.scheduler_plugin.state.operations import Operations
 from tensorcast_dask.scheduler_plugin.state.outbox import Outbox
 from tensorcast_dask.scheduler_plugin.state.outcomes import Outcomes
@@ -147,8 +148,11 @@ class Catalog:
             ground, self.imports, deadline_s=settings.deadline_default_s
         )
         self.plans = Plans(ground, ttl_s=settings.plan_result_ttl_s)
-        self.reads = Reads(ground, self.creations)
-        self.links = Links(ground, self.inventories, cluster=self.cluster)
+        self.observed = Observed(ground, self.plans, self.sessions)
+        self.reads = Reads(ground, self.creations, self.observed.usage)
+        self.links = Links(
+            ground, self.inventories, self.observed, cluster=self.cluster
+        )
         self.requests = Requests(ground, self)
         self.nodes.on_lapse = self._lapsed
         self.pins.on_change = self.replicas.remark
@@ -200,12 +204,14 @@ class Catalog:
             case SessionOpened():
                 self._opened(event)
             case SessionLost():
+                self.observed.signals.session_lost(event.session)
                 self.sessions.lost(event.session, event.connection)
             case NodeJoined():
                 self.links.joined(event.link, event.hello)
                 node = self.nodes.at_link(event.link)
                 if node is not None:
                     self.relocations.came_back(node)
+                    self.observed.joined(node)
             case NodeLinkLost():
                 self.nodes.link_lost(event.link)
             case WorkerGone():
@@ -315,6 +321,7 @@ class Catalog:
             "operations": len(self.operations),
             "plans": len(self.plans),
             "plans_kept": self.plans.kept,
+            "watchers": len(self.observed.signals),
             "outcome_sessions": sessions,
             "outcomes": answers,
         }

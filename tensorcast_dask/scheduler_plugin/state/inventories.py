@@ -131,6 +131,16 @@ class Inventories:
             node.label,
             message.why,
         )
+        if message.why.startswith("evicted"):
+            self._outbox.emit(
+                "evicted",
+                id=record.id,
+                version=record.version,
+                node=node.node,
+                tier=str(message.tier),
+                nbytes=record.nbytes,
+                why=message.why,
+            )
         if record.creating:
             self.on_withdrawn(record, node, message.tier)
         self._replicas.drop_tier(record, node, message.tier)

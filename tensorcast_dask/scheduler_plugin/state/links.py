@@ -22,12 +22,15 @@ from tensorcast_dask.scheduler_plugin.state.events import (
 )
 from tensorcast_dask.scheduler_plugin.state.ground import Ground
 from tensorcast_dask.scheduler_plugin.state.inventories import Inventories
+from tensorcast_dask.scheduler_plugin.state.observed import Observed
 from tensorcast_dask.scheduler_plugin.state.records import NodeRecord
 from tensorcast_dask.tensors.ids import ClusterId, Epoch
 from tensorcast_dask.tensors.messages import (
     PROTOCOL,
     Fault,
     FromNode,
+    InstanceGone,
+    InstanceLoad,
     Inventory,
     LinkRefused,
     MayDrop,
@@ -47,9 +50,15 @@ class Links:
     """The talk with nodes."""
 
     def __init__(
-        self, ground: Ground, inventories: Inventories, *, cluster: ClusterId
+        self,
+        ground: Ground,
+        inventories: Inventories,
+        observed: Observed,
+        *,
+        cluster: ClusterId,
     ) -> None:
         self._cluster = cluster
+        self._observed = observed
         self._outbox = ground.outbox
         self._names = ground.names
         self._nodes = ground.nodes
@@ -118,6 +127,7 @@ class Links:
         match message:
             case Renew():
                 self._nodes.renew(node, message)
+                self._observed.renewed(node, message)
             case ReplicaReady():
                 self._inventories.ready(node, message)
             case ReplicaDropped():
@@ -130,5 +140,9 @@ class Links:
                 self._tasks.progress(node, message)
             case TaskDone():
                 self._tasks.done(node, message)
+            case InstanceLoad():
+                self._observed.pushed(node, message)
+            case InstanceGone():
+                self._observed.instance_gone(message)
             case _:
                 self._outbox.log("debug", f"node {node.label} said hello twice")

@@ -69,6 +69,8 @@ class Outbox:
         #: The last change of each name that is not on disk yet.
         self._touched: dict[Name, int] = {}
         self._touches: deque[tuple[int, Name]] = deque()
+        #: Told of every event, as it is emitted.
+        self.on_emit: Callable[[Emit], None] = _nobody
 
     # ------------------------------------------------------------ changes
     def persist(self, row: Row, *names: Name, lazy: bool = False) -> None:
@@ -139,7 +141,9 @@ class Outbox:
 
     def emit(self, topic: str, **facts: Fact) -> None:
         """Tell whoever watches."""
-        self._out.append(Emit(topic=topic, facts=facts))
+        emit = Emit(topic=topic, facts=facts)
+        self._out.append(emit)
+        self.on_emit(emit)
 
     # ------------------------------------------------------------ ends
     def durable_to(self, seq: int) -> None:
@@ -179,3 +183,7 @@ class Outbox:
             self._out.append(WakeAt(at_s=wake_at_s))
         out, self._out = self._out, []
         return out
+
+
+def _nobody(emit: Emit) -> None:
+    """Nobody listens."""

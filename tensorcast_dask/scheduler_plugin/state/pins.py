@@ -65,6 +65,10 @@ class Pins:
             (p.until_s for p in pins.values() if p.node in ("", node)), default=0.0
         )
 
+    def holds(self, generation: Generation) -> bool:
+        """Whether a version is pinned anywhere."""
+        return generation in self._of
+
     def check(self, record: VersionRecord, nodes: list[NodeRecord]) -> None:
         """Refuse what a node cannot promise.
 

@@ -16,7 +16,7 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from tensorcast_dask.exceptions import (
@@ -41,6 +41,7 @@ from tensorcast_dask.scheduler_plugin.state.runs import (
     bounded,
     check_plan,
     failure_of,
+    progress_of,
     row_of,
     step_row,
     to_do_again,
@@ -67,6 +68,7 @@ from tensorcast_dask.tensors.plans import (
     Step,
     report_key,
 )
+from tensorcast_dask.tensors.signals import Reading
 
 __all__ = ["POLL_S", "STEP_LINES", "UNDO_S", "Plans"]
 
@@ -105,6 +107,11 @@ class Plans:
             for one in self._runs.values()
             if one.status is RunStatus.RUNNING
         )
+
+    def readings(self) -> Iterator[tuple[str, Reading]]:
+        """How far each run is, for signals."""
+        for one in self._runs.values():
+            yield f"plan/{one.key}", progress_of(one)
 
     # ------------------------------------------------------------ runs
     def open(self, caller: Caller, ask: OpenPlan) -> None:

@@ -27,6 +27,7 @@ from tensorcast_dask.scheduler_plugin.state.operations import Caller
 from tensorcast_dask.scheduler_plugin.state.outbox import Name
 from tensorcast_dask.scheduler_plugin.state.outcomes import Value
 from tensorcast_dask.scheduler_plugin.state.records import VersionRecord, info_of
+from tensorcast_dask.scheduler_plugin.state.usage import Usage
 from tensorcast_dask.tensors.ids import ArtifactId, NodeId, RequestId, Version
 from tensorcast_dask.tensors.messages import (
     ArtifactInfo,
@@ -57,7 +58,8 @@ _ANSWER_S: Final = 1.0
 class Reads:
     """Answers to questions."""
 
-    def __init__(self, ground: Ground, creations: Creations) -> None:
+    def __init__(self, ground: Ground, creations: Creations, usage: Usage) -> None:
+        self._usage = usage
         self._outbox = ground.outbox
         self._names = ground.names
         self._nodes = ground.nodes
@@ -117,6 +119,7 @@ class Reads:
         except TensorCastError as error:
             self._tell(caller, Fault.of(error), ask.generation)
             return
+        self._usage.read(record.id, 1, now_s=self._outbox.now_s)
         self._holders.when_known(record, lambda: self._located(caller, record))
 
     def _located(self, caller: Caller, record: VersionRecord) -> None:

@@ -31,6 +31,7 @@ from tensorcast_dask.scheduler_plugin.state.events import (
 )
 from tensorcast_dask.scheduler_plugin.state.ground import Ground
 from tensorcast_dask.scheduler_plugin.state.imports import Imports
+from tensorcast_dask.scheduler_plugin.state.observed import Observed
 from tensorcast_dask.scheduler_plugin.state.operations import Caller
 from tensorcast_dask.scheduler_plugin.state.outcomes import Standing
 from tensorcast_dask.scheduler_plugin.state.plans import Plans
@@ -55,6 +56,7 @@ from tensorcast_dask.tensors.messages import (
     ExplainAsked,
     Fact,
     Fault,
+    HistoryAsked,
     KeepCreating,
     ListArtifacts,
     LoadFile,
@@ -75,6 +77,7 @@ from tensorcast_dask.tensors.messages import (
     SaveFile,
     SessionRequest,
     SetAlias,
+    SignalsAsked,
     StateJson,
     StepEffect,
     Unpin,
@@ -95,6 +98,8 @@ _QUESTIONS: Final = (
     CancelAsked,
     CloseSession,
     OpenSession,
+    SignalsAsked,
+    HistoryAsked,
 )
 #: Of plans: repeats are told apart by key, run and step, not by request id.
 _OF_PLANS: Final = (
@@ -134,6 +139,7 @@ class Parts(Protocol):
     relocations: Relocations
     imports: Imports
     plans: Plans
+    observed: Observed
 
     def debug_state(self) -> dict[str, Fact]:
         """Count everything that must be back at its baseline when idle."""
@@ -260,8 +266,13 @@ class Requests:
         match request:
             case OperationAsked():
                 self._parts.reads.operation(caller, request)
+            case SignalsAsked():
+                self._parts.observed.signals.asked(caller, request)
+            case HistoryAsked():
+                self._parts.observed.signals.history(caller, request)
             case CancelAsked():
-                self._operations.cancel(request.asked)
+                if not self._parts.observed.signals.cancel(request.asked):
+                    self._operations.cancel(request.asked)
                 self._outbox.reply(caller.session, caller.rid, None)
             case CatalogStateAsked():
                 state = StateJson(json=msgspec.json.encode(self._parts.debug_state()))

@@ -26,6 +26,7 @@ from tensorcast_dask.tensors.plans import (
     PlanSpec,
     Step,
 )
+from tensorcast_dask.tensors.signals import Reading
 
 __all__ = [
     "PlanRow",
@@ -34,6 +35,7 @@ __all__ = [
     "bounded",
     "check_plan",
     "failure_of",
+    "progress_of",
     "row_of",
     "step_row",
     "to_do_again",
@@ -202,6 +204,17 @@ def to_do_again(run: Run) -> list[str]:
         or name in undone
         or run.steps[name].compensates
     ]
+
+
+def progress_of(run: Run) -> Reading:
+    """Count how far a run is."""
+    ended = [one.status for one in run.outcomes.values()]
+    return {
+        "status": str(run.status),
+        "steps": len(run.steps),
+        **{str(one): ended.count(one) for one in StepStatus},
+        "moved_bytes": sum(one.moved_bytes for one in run.outcomes.values()),
+    }
 
 
 def failure_of(run: Run) -> Fault:

@@ -52,11 +52,20 @@ class Task:
 
 
 class Tasks:
-    """The open orders."""
+    """The open orders.
+
+    Attributes
+    ----------
+    on_done : callable
+        Told of the end of each order, as its node says it, before who gave the order.
+    """
+
+    on_done: Callable[[NodeRecord, TaskDone], None]
 
     def __init__(self, outbox: Outbox, names: Names) -> None:
         self._outbox = outbox
         self._names = names
+        self.on_done = _nobody
         self._count = 0
         self._open: dict[int, Task] = {}
         self._by_node: dict[NodeId, dict[int, Task]] = {}
@@ -65,6 +74,10 @@ class Tasks:
 
     def __len__(self) -> int:
         return len(self._open)
+
+    def of(self, node: NodeId) -> list[Task]:
+        """List the open orders of a node."""
+        return list(self._by_node.get(node, {}).values())
 
     def start(
         self, node: NodeRecord, make: Callable[[int], Order], on_end: Ended
@@ -137,6 +150,7 @@ class Tasks:
         task = self._open.get(message.task)
         if task is not None and task.node == node.node:
             self._close(task)
+            self.on_done(node, message)
             task.on_end(message)
 
     def cancel(self, task: Task, node: NodeRecord | None) -> None:
@@ -173,6 +187,10 @@ class Tasks:
         del of_node[task.number]
         if not of_node:
             del self._by_node[task.node]
+
+
+def _nobody(node: NodeRecord, done: TaskDone) -> None:
+    """Nobody measures."""
 
 
 def _ignore(done: TaskDone) -> None:

@@ -139,6 +139,7 @@ from tensorcast_dask.tensors.messages.shared import (
     Wire,
 )
 from tensorcast_dask.tensors.messages.signals import (
+    MAX_REQUESTS,
     HistoryAsked,
     InstanceGone,
     InstanceLoad,
@@ -185,6 +186,7 @@ from tensorcast_dask.tensors.messages.store import (
 )
 
 __all__ = [
+    "MAX_REQUESTS",
     "PROTOCOL",
     "Abort",
     "AbortCreated",

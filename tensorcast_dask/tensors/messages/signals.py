@@ -98,8 +98,8 @@ class SignalFrame(Wire, frozen=True, kw_only=True):
     gone: tuple[str, ...] = ()
     #: Events, in their order; each is told once.
     events: tuple[Signal, ...] = ()
-    #: Events that were forgotten before they could be told.
-    missed: int = 0
+    #: Events were forgotten before they could be told.
+    missed: bool = False
     #: There is more than `limit`: ask with a longer prefix.
     more: bool = False
 
