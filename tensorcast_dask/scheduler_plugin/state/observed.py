@@ -113,7 +113,7 @@ class Observed:
     def _of_catalog(self) -> Iterator[tuple[str, Reading]]:
         ground = self._ground
         yield (
-            "catalog/work",
+            "catalog/counts",
             {
                 "sessions": len(self._sessions),
                 "operations": len(ground.operations),

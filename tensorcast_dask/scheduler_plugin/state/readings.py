@@ -124,7 +124,7 @@ class Readings:
             name = f"node/{node.node}/{tier}"
             yield Told(name, _tier(node, use), heard_s, node.incarnation, fresh)
         yield Told(
-            f"node/{node.node}/work",
+            f"node/{node.node}/orders",
             self._work(node),
             now_s if node.live else heard_s,
             node.incarnation,

@@ -34,7 +34,7 @@ def test_what_the_catalog_itself_has_to_do_is_told() -> None:
             rid=p.rid(), generation=info.generation, node=node.node, deadline_s=9.0
         )
     )
-    assert snapshot(p, "catalog/")["catalog/work"].value == {
+    assert snapshot(p, "catalog/")["catalog/counts"].value == {
         "sessions": 1,
         "operations": 1,
         "tasks": 1,

@@ -46,7 +46,7 @@ def test_a_signal_of_a_node_that_died_is_stale_and_then_away() -> None:
     d.pass_time(1.0)
     found = snapshot(p, "node/b/")
     assert not found["node/b/host"].fresh
-    assert found["node/b/work"]["live"] is False
+    assert found["node/b/orders"]["live"] is False
     assert snapshot(p, "node/a/")["node/a/host"].fresh
     d.pass_time(AWAY_S)
     assert snapshot(p, "node/b/") == {}
@@ -61,16 +61,16 @@ def test_work_is_counted_from_the_orders_that_are_open() -> None:
         rid=p.rid(), generation=info.generation, node=NodeId("b"), deadline_s=60.0
     )
     p.ask(ensure)
-    work = snapshot(p, "node/b/work")["node/b/work"]
+    work = snapshot(p, "node/b/orders")["node/b/orders"]
     assert (work["queue"], work["inflight_bytes"]) == (1, 8 * MIB)
     order = d.nodes[NodeId("b")].inbox[0]
     assert isinstance(order, m.DoPull)
     d.nodes[NodeId("b")].say(
         m.TaskProgress(task=order.task, done_bytes=6 * MIB, total_bytes=8 * MIB)
     )
-    assert snapshot(p, "node/b/work")["node/b/work"]["inflight_bytes"] == 2 * MIB
+    assert snapshot(p, "node/b/orders")["node/b/orders"]["inflight_bytes"] == 2 * MIB
     p.ask(m.CancelAsked(rid=p.rid(), asked=ensure.rid))
-    work = snapshot(p, "node/b/work")["node/b/work"]
+    work = snapshot(p, "node/b/orders")["node/b/orders"]
     assert (work["queue"], work["inflight_bytes"]) == (0, 0)
 
 

@@ -32,7 +32,7 @@ def test_a_watch_begins_with_all_that_there_is_and_goes_on_with_changes() -> Non
     push(d, 1, 5.0)
     first = begin_watch(p, "instance/", "node/")
     assert first.whole
-    assert set(by_name(first)) == {"instance/i", "node/a/host", "node/a/work"}
+    assert set(by_name(first)) == {"instance/i", "node/a/host", "node/a/orders"}
     rid = next_watch(p, first, "instance/", "node/")
     d.pass_time(1.0)
     assert not p.answered(rid), "nothing has changed"
@@ -151,7 +151,7 @@ def test_a_cursor_of_another_life_gets_everything() -> None:
     e.pass_time(0.2)
     told = p.result(rid, m.SignalFrame)
     assert (told.whole, told.epoch) == (True, 2)
-    assert set(by_name(told)) == {"node/a/host", "node/a/work"}
+    assert set(by_name(told)) == {"node/a/host", "node/a/orders"}
 
 
 def test_a_cursor_that_is_too_old_gets_everything(
@@ -298,7 +298,7 @@ def test_p40_a_thousand_requests_of_which_many_are_cancelled_or_lose_their_clien
         elif number % 10 == 4:
             b.fail_next = m.Fault(kind="CapacityError", message="full")
             b.obey_all()
-    busy = snapshot(p, "node/b/work")["node/b/work"]
+    busy = snapshot(p, "node/b/orders")["node/b/orders"]
     assert busy["queue"] == 1, "they join one move"
     b.obey_all()
     d.pass_time(35.0)
@@ -309,9 +309,9 @@ def test_p40_a_thousand_requests_of_which_many_are_cancelled_or_lose_their_clien
     d.nodes[NodeId("a")].obedient = b.obedient = True
     p.destroy("x")
     d.pass_time(5.0)
-    work = snapshot(p, "node/b/work")["node/b/work"]
+    work = snapshot(p, "node/b/orders")["node/b/orders"]
     assert (work["queue"], work["inflight_bytes"]) == (0, 0)
     found = snapshot(p, "node/a/", "catalog/")
     now = {name: one.value for name, one in found.items()}
-    now["catalog/work"] = {**now["catalog/work"], "nodes": 1}
+    now["catalog/counts"] = {**now["catalog/counts"], "nodes": 1}
     assert now == idle
