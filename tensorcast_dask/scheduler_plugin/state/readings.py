@@ -146,7 +146,7 @@ class Readings:
             "draining": node.draining,
             "queue": queue,
             "inflight_bytes": inflight_bytes,
-            "promised_bytes": node.promised_bytes,
+            "promised_bytes": sum(node.promised_bytes.values()),
         }
 
     # ------------------------------------------------------------ links, instances
