@@ -45,11 +45,12 @@ from tensorcast_dask.scheduler_plugin.sessions import SESSION_OP, Comm
 from tensorcast_dask.scheduler_plugin.state.events import (
     CatalogSettings,
     Emit,
+    NodeRetired,
     WorkerGone,
 )
 from tensorcast_dask.scheduler_plugin.tables import Tables
 from tensorcast_dask.tensors.ids import HostId, Incarnation, NodeId
-from tensorcast_dask.tensors.messages import DoEnd, DoLinger, LinkTarget
+from tensorcast_dask.tensors.messages import DoLinger, LinkTarget
 from tensorcast_dask.version import __version__
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ _CLOSING_OP: Final = "tensorcast_closing"
 class _Due(NamedTuple):
     """What a node is to be told, and of which adoption that was said."""
 
-    word: DoEnd | DoLinger
+    word: DoLinger
     incarnation: Incarnation
 
 
@@ -412,18 +413,15 @@ class Installation:
         assert self.settings is not None, "installation: kept nothing before its start"
         linger = DoLinger(ttl_s=self.settings.orphan_ttl_s, why=why)
         self._due[card.node] = _Due(linger, card.incarnation)
-        self._say_what_is_due(card.node)
+        if self.service is not None:
+            for link, there in self.service.cards().items():
+                if there.node == card.node:
+                    self._joined(link, there)
 
     def end(self, card: NodeCard, why: str) -> None:
         """Have a node end, now or when it is next heard of."""
-        self._due[card.node] = _Due(DoEnd(why=why), card.incarnation)
-        self._say_what_is_due(card.node)
-
-    def _say_what_is_due(self, node: NodeId) -> None:
         if self.service is not None:
-            for link, card in self.service.cards().items():
-                if card.node == node:
-                    self._joined(link, card)
+            self.service.tell(NodeRetired(node=card.node, why=why))
 
     def _joined(self, link: int, card: NodeCard) -> None:
         """Tell a node what is due, if anything is.
@@ -438,10 +436,9 @@ class Installation:
         due = self._due.get(card.node)
         if due is None:
             return
-        ends = isinstance(due.word, DoEnd)
-        if ends or card.incarnation > due.incarnation or not card.worker:
+        if card.incarnation > due.incarnation or not card.worker:
             del self._due[card.node]
-            if ends or card.incarnation == due.incarnation:
+            if card.incarnation == due.incarnation:
                 self.service.links.send(link, due.word)
 
     async def before_close(self) -> None:

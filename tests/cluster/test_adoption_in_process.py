@@ -37,13 +37,27 @@ def attended(run_dir: Path, count: int) -> list[NodeCard]:
     return found
 
 
+def gone(client: Client) -> dict[str, set[str]]:
+    """Nodes that the catalog gave up, by what it said."""
+    told = [event for _, event in client.get_events("tensorcast")]
+    return {
+        topic: {one["node"] for one in told if one.get("topic") == topic}
+        for topic in ("node_ended", "node_lapsed")
+    }
+
+
 def test_scaling_down_to_one_leaves_one_store(run_dir: Path) -> None:
-    with local_cluster(run_dir, n_workers=3, settings=SETTINGS) as cluster:
+    settings = {**SETTINGS, "lease": {"ttl": "1s"}}
+    with local_cluster(run_dir, n_workers=3, settings=settings) as cluster:
         before = {card.node for card in attended(run_dir, 3)}
-        cluster.scale(1)
-        (left,) = attended(run_dir, 1)
-        eventually(lambda: len(stores_in(run_dir)) == 1, within_s=30)
-        assert left.node in before
+        with Client(cluster) as client:
+            cluster.scale(1)
+            (left,) = attended(run_dir, 1)
+            eventually(lambda: len(stores_in(run_dir)) == 1, within_s=30)
+            ended = before - {left.node}
+            assert len(ended) == 2
+            never(lambda: gone(client)["node_lapsed"] & ended, for_s=2)
+            assert gone(client)["node_ended"] == ended
 
 
 def test_a_worker_that_follows_another_in_the_same_process_adopts_its_store(

@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from tests.kit.eventually import eventually
 
-__all__ = ["baseline", "idle_state"]
+__all__ = ["baseline", "idle_state", "no_lease_lost"]
 
 _CATALOG = (
     "stalled",
@@ -95,6 +95,36 @@ def baseline(
         return True
 
     eventually(same, within_s=within_s, what="the cluster is at its baseline")
+
+
+@contextlib.contextmanager
+def no_lease_lost(client: Any, nodes: Iterable[Any]) -> Iterator[None]:
+    """Fail when the lease of one of the nodes lapses in the block, healed since or not.
+
+    A node that comes back after a lapse has the same incarnation: only the catalog's own
+    events tell.
+
+    Parameters
+    ----------
+    client : Client
+        Dask's.
+    nodes : iterable of NodeState
+        Whose leases count; a process that lends memory lets its lease lapse when it ends.
+    """
+    watched = {state.card.node for state in nodes}
+    assert watched
+
+    def lapses() -> list[Any]:
+        told = [event for _, event in client.get_events("tensorcast")]
+        return [
+            one
+            for one in told
+            if one.get("topic") == "node_lapsed" and one["node"] in watched
+        ]
+
+    before = lapses()
+    yield
+    assert lapses() == before
 
 
 def _of(session: Any, *, nodes: bool) -> dict[str, Any]:

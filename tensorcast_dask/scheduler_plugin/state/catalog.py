@@ -28,6 +28,7 @@ from tensorcast_dask.scheduler_plugin.state.events import (
     JournalStalled,
     NodeJoined,
     NodeLinkLost,
+    NodeRetired,
     NodeSaid,
     PlanDropped,
     Recovered,
@@ -181,6 +182,8 @@ class Catalog:
             case Journaled():
                 self.outbox.stalled = ""
                 self.outbox.durable_to(event.seq)
+            case JournalBack():
+                self.outbox.stalled = ""
             case TimePassed():
                 # The shell's alarm has rung, perhaps early: it is set anew in any case.
                 self._wake_s = None
@@ -196,8 +199,8 @@ class Catalog:
         | NodeJoined
         | NodeLinkLost
         | WorkerGone
+        | NodeRetired
         | JournalStalled
-        | JournalBack
         | PlanDropped,
     ) -> None:
         match event:
@@ -216,13 +219,13 @@ class Catalog:
                 self.nodes.link_lost(event.link)
             case WorkerGone():
                 self.nodes.worker_gone(event.address)
+            case NodeRetired():
+                self.relocations.retired(event.node, event.why)
             case PlanDropped():
                 self.plans.dropped(event.key, event.run, event.why)
             case JournalStalled():
                 self.outbox.stalled = event.why or "it cannot write"
                 self.outbox.log("error", f"the journal cannot write: {event.why}")
-            case JournalBack():
-                self.outbox.stalled = ""
 
     def _wake(self) -> float | None:
         next_s = self.timers.next_s()

@@ -178,6 +178,13 @@ class WorkerGone(_Value, frozen=True, kw_only=True):
     address: str
 
 
+class NodeRetired(_Value, frozen=True, kw_only=True):
+    """A node's worker retired and its bytes are elsewhere: it ends, now or when it is back."""
+
+    node: NodeId
+    why: str
+
+
 class Journaled(_Value, frozen=True, kw_only=True):
     """All up to `seq` is on disk. Ends a stall as well."""
 
@@ -214,6 +221,7 @@ Event: TypeAlias = (
     | NodeSaid
     | NodeLinkLost
     | WorkerGone
+    | NodeRetired
     | Journaled
     | JournalStalled
     | JournalBack
@@ -285,7 +293,7 @@ class Emit(_Value, frozen=True, kw_only=True):
     """Tell whoever watches (a Dask topic, the `events` table)."""
 
     #: created, committed, published, destroyed, lost, moved, dropped, leftover,
-    #: node_joined, node_lapsed, node_refused, recovered, session_ended, ...
+    #: node_joined, node_ended, node_lapsed, node_refused, recovered, session_ended, ...
     topic: str
     facts: dict[str, Fact]
 

@@ -77,14 +77,14 @@ class Nodes:
         Raises
         ------
         NotFound, PeerLost
-            When there is none of that name, or its lease has lapsed.
+            When there is none of that name, or it is gone.
         """
         record = self.records.get(node)
         if record is None:
             message = f"there is no node {node!r}; ask for the nodes again"
             raise NotFound(message, {"node": node})
         if not record.live:
-            message = f"node {record.label} is gone: its lease has lapsed"
+            message = f"node {record.label} is gone: {record.gone}"
             raise PeerLost(message, {"node": node})
         return record
 
@@ -191,11 +191,13 @@ class Nodes:
 
     def give_up(self, record: NodeRecord, *, why: str) -> None:
         """Count a node as gone."""
+        record.gone = why
         record.live = record.doubted = record.claiming = False
         if record.link:
             self._unlink(record, why=why)
         self._outbox.log("warning", f"node {record.label} is gone: {why}")
-        self._outbox.emit("node_lapsed", node=record.node, name=record.card.name)
+        topic = "node_ended" if record.ended else "node_lapsed"
+        self._outbox.emit(topic, node=record.node, name=record.card.name, why=why)
         self.on_lapse(record)
 
     def link_lost(self, link: int) -> None:

@@ -144,8 +144,10 @@ class NodeRecord:
     #: Has a worker. Unattended nodes are read from, not placed on.
     attended: bool = True
     draining: bool = False
-    #: It was told to end: told so again should it come back.
-    ended: bool = False
+    #: Why it was told to end: told so again should it come back.
+    ended: str = ""
+    #: Why it is not live.
+    gone: str = "it was not heard of since the scheduler started"
     #: Its inventory is not complete yet.
     claiming: bool = False
     #: What the inventory has brought so far.

@@ -409,17 +409,25 @@ class Relocations:
         if drain.end and not drain.stayed:
             drain.node.draining = True
             self._outbox.hold(
-                lambda: self._end_node(drain.node), after=self._outbox.here
+                lambda: self._end_node(drain.node, "it was drained"),
+                after=self._outbox.here,
             )
         self._operations.finish(drain.operation, receipt, durable=True)
 
-    def _end_node(self, node: NodeRecord) -> None:
+    def retired(self, node: NodeId, why: str) -> None:
+        """End a node that was emptied, and whose worker Dask has let go."""
+        record = self._nodes.records.get(node)
+        if record is not None:
+            self._end_node(record, why)
+
+    def _end_node(self, node: NodeRecord, why: str) -> None:
         """Tell a node to end, now and should it come back; it counts no more."""
-        node.ended = True
-        self._outbox.send(node.link, DoEnd(why="drained"))
-        self._nodes.give_up(node, why="it was drained and ended")
+        node.ended = why
+        self._outbox.send(node.link, DoEnd(why=why))
+        if node.live:
+            self._nodes.give_up(node, why=f"{why}, and ended")
 
     def came_back(self, node: NodeRecord) -> None:
         """End a node that had no link when it was told to."""
         if node.ended:
-            self._end_node(node)
+            self._end_node(node, node.ended)

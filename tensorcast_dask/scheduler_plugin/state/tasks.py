@@ -171,11 +171,11 @@ class Tasks:
             self._outbox.send(node.link, task.order)
 
     def lapsed(self, node: NodeRecord) -> None:
-        """End the orders of a node whose lease is over."""
+        """End the orders of a node that is gone."""
         self._stopped(node)
         for task in list(self._by_node.get(node.node, {}).values()):
             self._close(task)
-            message = f"node {node.label} is gone: its lease has lapsed"
+            message = f"node {node.label} is gone: {node.gone}"
             fault = Fault(
                 kind="PeerLost", message=message, data={"node": str(node.node)}
             )

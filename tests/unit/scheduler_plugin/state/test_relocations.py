@@ -12,6 +12,7 @@ from tensorcast_dask.exceptions import (
     NotFound,
     PeerLost,
 )
+from tensorcast_dask.scheduler_plugin.state.events import NodeRetired
 from tensorcast_dask.tensors import messages as m
 from tensorcast_dask.tensors.ids import (
     ArtifactId,
@@ -211,7 +212,27 @@ def test_drain_moves_what_a_node_alone_holds_and_then_ends_it() -> None:
     assert any(isinstance(one, m.DoEnd) for one in d.nodes[NodeId("a")].inbox)
     for generation in [*alone, shared]:
         assert p.locate(generation) == ["b"]
-    with pytest.raises(PeerLost):
+    with pytest.raises(PeerLost, match="drained, and ended"):
+        p.call(drain(p, "a"), m.Drained)
+
+
+@pytest.mark.parametrize("linked", [True, False])
+def test_a_node_whose_worker_retired_ends_and_says_so(linked: bool) -> None:
+    d, p = desk("a", "b")
+    a = d.nodes[NodeId("a")]
+    if not linked:
+        a.lose_link()
+    d.tell(NodeRetired(node=a.node, why="its worker retired"))
+    if not linked:
+        a.join()
+    assert m.DoEnd(why="its worker retired") in a.inbox
+    assert [one.node for one in d.catalog.nodes.facts() if one.live] == ["b"]
+    d.pass_time(20.0)
+    topics = [one.topic for one in d.emitted if one.facts.get("node") == "a"]
+    assert "node_ended" in topics
+    assert "node_lapsed" not in topics
+    assert not [one for one in d.logs if "lapsed" in one.text]
+    with pytest.raises(PeerLost, match="its worker retired, and ended"):
         p.call(drain(p, "a"), m.Drained)
 
 
