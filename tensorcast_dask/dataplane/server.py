@@ -328,7 +328,6 @@ class Server:
 
     # -------------------------------------------------------------- one connection
     def _serve(self, sock: socket.socket) -> None:
-        me = threading.current_thread()
         peer: Peer | None = None
         try:
             if is_tls(sock):
@@ -341,8 +340,6 @@ class Server:
                 bandwidth_bytes_per_s=self._limits.bandwidth_bytes_per_s,
             )
             peer = self._handshake(stream)
-            with self._lock:
-                self._strangers.pop(me, None)
             if peer is not None:
                 self._converse(peer)
         except (TensorCastError, OSError) as error:
@@ -377,6 +374,9 @@ class Server:
                 answerer = Answerer(token=self._token(), purpose=STORE)
                 stream.send(answerer.challenge(hello), until_s=until_s)
                 answerer.check(self._hear(stream, Proof, until_s))
+            with self._lock:
+                # Before the peer may know: from its welcome on it is never taken for a stranger.
+                self._strangers.pop(threading.current_thread(), None)
             stream.send(welcome, until_s=until_s)
         except PeerLost:
             return None

@@ -351,6 +351,18 @@ class TestImpatient:
         slow.close()
 
 
+class TestOneStranger:
+    @pytest.fixture
+    def limits(self) -> Limits:
+        return Limits(handshake_s=20, strangers=1, stall_s=20)
+
+    def test_who_was_welcomed_is_no_stranger_any_more(self, rig: Rig) -> None:
+        held = [rig.connect() for _ in range(100)]
+        for channel in held:
+            channel.call(write("x"), expect=Done)
+            channel.close()
+
+
 class TestFull:
     @pytest.fixture
     def limits(self) -> Limits:
