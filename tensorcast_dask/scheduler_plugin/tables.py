@@ -9,7 +9,9 @@ Rules:
 3. A question is one SELECT, run in a read-only transaction in a database that can reach no
    file, no network, no extension and no Python object, whose settings are locked. It ends
    at its row limit or its time: the setting's, or the asker's where that is less, so that
-   nobody's question outlives the wish for its answer and holds up the others.
+   nobody's question outlives the wish for its answer and holds up the others. One call of
+   a function is never interrupted, and what it makes no limit counts: `repeat('x',
+   1000000000)` takes its gigabyte and its seconds. Who may ask may also run code here.
 """
 
 from __future__ import annotations

@@ -113,9 +113,15 @@ class Rig:
         self.card = node_card(
             socket=self.path, data_host="127.0.0.1", data_port=self.port
         )
+        #: To be closed also when the test fails: what it leaks another test would be blamed for.
+        self._mine: list[Channel | FrameStream] = []
+
+    def close(self) -> None:
+        for one in self._mine:
+            one.close()
 
     def connect(self, prefer: Prefer = Prefer.UNIX, host: str = "host") -> Channel:
-        return Channel.connect(
+        channel = Channel.connect(
             self.card,
             credentials=Credentials(
                 cluster=CLUSTER,
@@ -125,11 +131,15 @@ class Rig:
             ),
             prefer=prefer,
         )
+        self._mine.append(channel)
+        return channel
 
     def raw(self) -> FrameStream:
         """A bare TCP connection."""
         sock = socket.create_connection(("127.0.0.1", self.port))
-        return FrameStream(sock, stall_s=10.0)
+        stream = FrameStream(sock, stall_s=10.0)
+        self._mine.append(stream)
+        return stream
 
 
 @pytest.fixture
@@ -143,6 +153,7 @@ def rig(tmp_path: Path, limits: Limits) -> Iterator[Rig]:
     try:
         yield made
     finally:
+        made.close()
         assert made.server.stop(within_s=10)
 
 
