@@ -9,7 +9,9 @@ Rules:
 3. A dtype that a library lacks is stored, moved, viewed and saved all the same: only making
    an array with that library is refused.
 4. Everything else (object, text, datetime, void, long double, sparse, quantised, the
-   sub-byte kinds that torch cannot address) is refused by name, before anything moves.
+   sub-byte kinds that torch cannot address) is refused by name, before anything moves, and
+   the refusal says what to give instead. Datetimes are integers with a unit that no tensor
+   has; a long double has other bits on another machine, and padding that means nothing.
 """
 
 from __future__ import annotations

@@ -65,6 +65,20 @@ def numpy_dtype(dtype: DType) -> np.dtype[np.generic]:
     return found
 
 
+def _instead_of(found: np.dtype[np.generic]) -> str:
+    """Say what to give in place of an array whose dtype is not in the table."""
+    if (
+        found.kind in "mM"
+    ):  # as exact, without a copy; a unit is nothing that a tensor has
+        return "give its .view('int64') and keep the unit, in a label for instance"
+    if found.char in "gG":  # 80 bits and padding here, other bits on other machines
+        shorter = "float64" if found.char == "g" else "complex128"
+        return f"its bits differ from machine to machine: give its .astype({shorter!r})"
+    if found.kind in "SUV" and not found.hasobject:
+        return "give its bytes, np.ascontiguousarray(x).view('uint8'), and keep its dtype in a label"
+    return f"convert it to one of: {', '.join(DTYPES)}"
+
+
 def _our_dtype(name: str, found: np.dtype[np.generic]) -> DType:
     known = _DTYPE_OF.get(found)
     if known is not None:
@@ -79,7 +93,7 @@ def _our_dtype(name: str, found: np.dtype[np.generic]) -> DType:
     ):
         message = (
             f"tensor {name!r} has numpy dtype {found}, which no artifact can hold; "
-            f"convert it to one of: {', '.join(DTYPES)}"
+            f"{_instead_of(found)}"
         )
         raise UnsupportedDtype(message)
     _DTYPE_OF[found] = known

@@ -75,6 +75,16 @@ def _refuse(name: str, what: str) -> UnsupportedDtype:
     return UnsupportedDtype(message)
 
 
+def _unknown(name: str, value: torch.Tensor) -> UnsupportedDtype:
+    instead = (
+        "give its .int_repr() and its scale, or its .dequantize()"
+        if value.is_quantized
+        else "give its bytes, x.view(torch.uint8), and keep its dtype in a label"
+    )
+    message = f"tensor {name!r} has dtype {value.dtype}, which no artifact can hold; {instead}"
+    return UnsupportedDtype(message)
+
+
 def _check_kind(name: str, value: torch.Tensor) -> None:
     if value.layout is not torch.strided or value.is_nested:
         raise _refuse(name, f"is nested or has layout {value.layout}")
@@ -121,7 +131,7 @@ class TorchBackend:
         _check_kind(name, value)
         dtype = _DTYPE_OF.get(value.dtype)
         if dtype is None:
-            raise _refuse(name, f"has torch dtype {value.dtype}")
+            raise _unknown(name, value)
         if not value.is_cpu:
             if value.is_meta:
                 raise _refuse(name, "is on the meta device and has no values")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import sys
 from typing import Any
 
@@ -104,6 +105,35 @@ REFUSED: list[object] = [
 def test_what_has_no_plain_numbers_is_refused_before_anything(value: object) -> None:
     with pytest.raises(UnsupportedDtype, match="'x'"):
         canonical({"fine": np.zeros(3), "x": value})
+
+
+@pytest.mark.parametrize(
+    ("value", "advice", "instead"),
+    [
+        (np.array(["2026-01-01", "NaT"], "M8[D]"), ".view('int64')", "int64"),
+        (np.array([[5], [-1]], "m8[25s]"), ".view('int64')", "int64"),
+        (np.array([b"ab", b"c"]), ".view('uint8')", "uint8"),
+        (np.array("text"), ".view('uint8')", "uint8"),
+        (np.ones((2, 3), [("a", "f4"), ("b", "i4")]), ".view('uint8')", "uint8"),
+        (np.frombuffer(b"abcdefgh", "V4"), ".view('uint8')", "uint8"),
+    ],
+    ids=lambda value: str(getattr(value, "dtype", "")),
+)
+def test_a_refusal_says_what_to_give_instead_and_that_comes_back_whole(
+    value: np.ndarray, advice: str, instead: str
+) -> None:
+    with pytest.raises(UnsupportedDtype, match=re.escape(advice)):
+        canonical({"x": value})
+    memory, index = stored({"x": np.ascontiguousarray(value).view(instead)})
+    (made,) = materialise(memory, index, framework="numpy").values()
+    back = array_of(made).view(value.dtype).reshape(value.shape)
+    assert back.tobytes() == value.tobytes()
+
+
+@pytest.mark.parametrize("name", ["longdouble", "clongdouble"])
+def test_bits_that_other_machines_read_otherwise_are_to_be_converted(name: str) -> None:
+    with pytest.raises(UnsupportedDtype, match=r"give its \.astype\('(float|complex)"):
+        canonical(np.zeros(2, name))
 
 
 @pytest.mark.parametrize(

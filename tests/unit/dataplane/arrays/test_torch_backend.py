@@ -232,6 +232,22 @@ def test_what_is_not_dense_is_refused_before_anything(kind: str) -> None:
         canonical({"fine": torch.ones(3), "x": refused()[kind]})
 
 
+@pytest.mark.parametrize("kind", ["uint4", "int4", "bits16", "bits1x8"])
+def test_a_dtype_that_is_unknown_is_named_and_its_bytes_can_be_stored(
+    kind: str,
+) -> None:
+    found = getattr(torch, kind)
+    value = torch.arange(6, dtype=torch.uint8).view(found)
+    with pytest.raises(UnsupportedDtype, match=r"x\.view\(torch\.uint8\)") as refusal:
+        canonical({"x": value})
+    assert f"torch.{kind}" in str(refusal.value)
+    assert "dense" not in str(refusal.value)
+    memory, index = stored({"x": value.view(torch.uint8)})
+    made = materialise(memory, index, framework="torch")["x"]
+    assert made.view(found).dtype is found  # type: ignore[attr-defined]
+    assert made.tolist() == list(range(6))  # type: ignore[attr-defined]
+
+
 def test_a_read_only_buffer_is_refused() -> None:
     memory, index = stored(torch.ones(3))
     with pytest.raises(InvalidArgument, match="writable"):
