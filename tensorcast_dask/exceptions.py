@@ -34,7 +34,8 @@
         ├── CatalogUnavailable  the scheduler plugin or its journal does not answer
         ├── DeadlineExceeded    (also a TimeoutError)
         ├── Unknown             the outcome of a change cannot be told
-        └── PlanFailed          a step failed; the result says which
+        ├── PlanFailed          a step failed; the result says which
+        └── CallFailed          a function of an instance raised
 
 Rules:
 
@@ -53,6 +54,7 @@ from typing import ClassVar
 __all__ = [
     "AbsentError",
     "AlreadyExists",
+    "CallFailed",
     "CapacityError",
     "CatalogUnavailable",
     "CorruptFile",
@@ -256,6 +258,12 @@ class Unknown(ReachError):
 
 class PlanFailed(ReachError):
     """A step of a plan failed."""
+
+    retryable = False
+
+
+class CallFailed(ReachError):
+    """A function of an instance raised; `data` has the name of its exception."""
 
     retryable = False
 

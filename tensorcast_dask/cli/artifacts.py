@@ -10,7 +10,7 @@ from tensorcast_dask.cli.options import on_cluster, pairs, session
 from tensorcast_dask.cli.output import human_bytes, run, show_json, show_table, success
 from tensorcast_dask.exceptions import NotFound
 
-__all__ = ["get", "ls", "nodes", "put", "rm", "show", "sql"]
+__all__ = ["get", "instances", "ls", "nodes", "put", "rm", "show", "sql"]
 
 _POSITIVE = click.IntRange(min=1)
 
@@ -276,6 +276,36 @@ def nodes(scheduler: str | None, as_json: bool) -> None:
                 for tier, use in state.uses.items()
             ]
             columns = ("node", "worker alive", "tier", "used", "capacity", "replicas")
+            show_table("", columns, rows)
+
+    run(work)
+
+
+@click.command()
+@on_cluster
+def instances(scheduler: str | None, as_json: bool) -> None:
+    """List processes that are attached to nodes."""
+
+    def work() -> None:
+        with session(scheduler) as cast:
+            states = cast.instances()
+            if as_json:
+                show_json([state.state for state in states])
+                return
+            rows = [
+                (
+                    one.name,
+                    one.state.card.name or one.node[:8],
+                    "yes" if one.routable else one.poisoned or "draining",
+                    ", ".join((*one.engine, *one.functions)),
+                    ", ".join(f"{name} v{v}" for name, v in one.holds.items()),
+                    ", ".join(
+                        f"{name} {number:g}" for name, number in one.load.items()
+                    ),
+                )
+                for one in states
+            ]
+            columns = ("instance", "node", "routable", "offers", "holds", "load")
             show_table("", columns, rows)
 
     run(work)

@@ -24,6 +24,7 @@ _COMMANDS: Final = (
     artifacts.rm,
     artifacts.sql,
     artifacts.nodes,
+    artifacts.instances,
 )
 
 

@@ -39,6 +39,7 @@ __all__ = [
     "check_length",
     "clean_dead",
     "cluster_folder",
+    "cluster_name",
     "host_id",
     "is_alive",
     "node_folder",
@@ -95,10 +96,14 @@ def _checked(path: Path) -> Path:
     return path
 
 
+def cluster_name(cluster: str) -> str:
+    """Return the name of the folder of one cluster; `cluster` is any text."""
+    return hashlib.sha256(cluster.encode()).hexdigest()[:_CLUSTER_DIGITS]
+
+
 def cluster_folder(run_dir: Path, cluster: str) -> Path:
     """Return the folder of one cluster, made when it is missing; `cluster` is any text."""
-    digest = hashlib.sha256(cluster.encode()).hexdigest()[:_CLUSTER_DIGITS]
-    path = run_dir / digest
+    path = run_dir / cluster_name(cluster)
     with contextlib.suppress(FileExistsError):
         path.mkdir(mode=0o700)
     return _checked(path)

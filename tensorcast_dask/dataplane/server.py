@@ -26,6 +26,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+import msgspec
+
 from tensorcast_dask.dataplane.auth import STORE, Answerer, check_hello, check_uid
 from tensorcast_dask.dataplane.congestion import set_congestion
 from tensorcast_dask.dataplane.framing import FrameStream, Payload
@@ -53,7 +55,8 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Sequence
 
-    from tensorcast_dask.tensors.ids import HostId
+    from tensorcast_dask.tensors.ids import HostId, NodeId
+    from tensorcast_dask.tensors.messages import NodeCard
 
 __all__ = ["Handler", "Limits", "Peer", "Reply", "Server"]
 
@@ -86,7 +89,8 @@ class Reply:
     before the peer has read it, the sum in the message tells. Everything else is copied.
     """
 
-    message: StoreReply
+    #: None: the request is of a kind that is not answered.
+    message: StoreReply | None
     payload: Any = None
     payload_file: tuple[int, int, int] | None = None
     fds: Sequence[int] = ()
@@ -105,6 +109,8 @@ class Peer:
     #: Over the unix socket the kernel's word; over TCP what the peer says.
     pid: int
     hello: Hello
+    #: Held for the length of a frame: an instance is spoken to by other threads too.
+    sending: threading.Lock = field(default_factory=threading.Lock)
     #: For the handler's own use, from the connection's thread.
     notes: dict[str, Any] = field(default_factory=dict)
 
@@ -140,6 +146,8 @@ class Server:
         See there.
     allow_uids : collection of int
         Other users that may use the unix socket.
+    guests : callable, optional
+        Gives the cards of other nodes for which this server speaks too.
     """
 
     def __init__(
@@ -150,7 +158,9 @@ class Server:
         token: Callable[[], bytes],
         limits: Limits | None = None,
         allow_uids: Sequence[int] = (),
+        guests: Callable[[NodeId], NodeCard | None] | None = None,
     ) -> None:
+        self._guests = guests
         self._handler = handler
         self._welcome = welcome
         self._token = token
@@ -363,7 +373,7 @@ class Server:
         try:
             pid = check_uid(stream.sock, allow_uids=self._allow_uids) if unix else 0
             hello = self._hear(stream, Hello, until_s)
-            welcome = self._welcome()
+            welcome = self._welcome_to(hello)
             check_hello(
                 hello,
                 cluster=welcome.cluster,
@@ -394,6 +404,14 @@ class Server:
             hello=hello,
         )
 
+    def _welcome_to(self, hello: Hello) -> Welcome:
+        welcome = self._welcome()
+        if self._guests is not None and hello.node not in {"", welcome.card.node}:
+            guest = self._guests(hello.node)
+            if guest is not None:
+                return msgspec.structs.replace(welcome, card=guest)
+        return welcome
+
     @staticmethod
     def _hear(stream: FrameStream, kind: type[Any], until_s: float) -> Any:  # noqa: ANN401
         message, _, fds = stream.receive_head(
@@ -417,13 +435,15 @@ class Server:
             try:
                 if payload.left:
                     payload.skip()
-                stream.send(
-                    reply.message,
-                    payload=reply.payload,
-                    payload_file=reply.payload_file,
-                    by_reference=isinstance(reply.message, Chunk | Ranges),
-                    fds=reply.fds,
-                )
+                if reply.message is not None:
+                    with peer.sending:
+                        stream.send(
+                            reply.message,
+                            payload=reply.payload,
+                            payload_file=reply.payload_file,
+                            by_reference=isinstance(reply.message, Chunk | Ranges),
+                            fds=reply.fds,
+                        )
             finally:
                 close_fds(reply.fds)
                 if reply.done is not None:

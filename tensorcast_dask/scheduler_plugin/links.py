@@ -38,6 +38,7 @@ from tensorcast_dask.tensors.messages import (
     LinkRefused,
     NodeHello,
     Proof,
+    SessionIn,
     ToNode,
 )
 
@@ -107,6 +108,10 @@ class Links:
         self.port = 0
         #: Called after a node has joined: with its link and what it said of itself.
         self.on_join: Callable[[int, NodeHello], None] = _nobody_asks
+        #: Takes what a node carries of the sessions of its instances.
+        self.on_session: Callable[[int, SessionIn], None] = _nobody_carries
+        #: Told when a link has ended.
+        self.on_end: Callable[[int], None] = _nobody_minds
 
     def __len__(self) -> int:
         return len(self._links)
@@ -166,10 +171,13 @@ class Links:
             self.on_join(link.number, hello)
             while not link.closing:
                 message: FromNode = await read_message(reader, FromNode)  # type: ignore[arg-type]  # a union, decoded as one
-                if not link.closing:
+                if isinstance(message, SessionIn):
+                    self.on_session(link.number, message)
+                elif not link.closing:
                     self._tell(NodeSaid(link=link.number, message=message))
         finally:
             del self._links[link.number]
+            self.on_end(link.number)
             if not link.closing:
                 self._tell(NodeLinkLost(link=link.number))
 
@@ -233,6 +241,14 @@ class Links:
 
 
 def _nobody_asks(_link: int, _hello: NodeHello) -> None:
+    """Do nothing."""
+
+
+def _nobody_carries(_link: int, _message: SessionIn) -> None:
+    """Do nothing."""
+
+
+def _nobody_minds(_link: int) -> None:
     """Do nothing."""
 
 

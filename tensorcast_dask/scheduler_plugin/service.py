@@ -22,6 +22,7 @@ import msgspec
 from tensorcast_dask.exceptions import Unknown
 from tensorcast_dask.scheduler_plugin.endings import at_the_end
 from tensorcast_dask.scheduler_plugin.links import Links
+from tensorcast_dask.scheduler_plugin.relays import Relays
 from tensorcast_dask.scheduler_plugin.sessions import Sessions
 from tensorcast_dask.scheduler_plugin.state.catalog import Catalog
 from tensorcast_dask.scheduler_plugin.state.events import (
@@ -116,6 +117,9 @@ class CatalogService:
         self.links = Links(
             self.tell, cluster=recovered.cluster, token=settings.token, tls=tls
         )
+        self._relays = Relays(self.sessions.handle, self.links.send)
+        self.links.on_session = self._relays.take
+        self.links.on_end = self._relays.link_ended
         self._emit = emit
         self._loop = asyncio.get_running_loop()
         self._events: deque[Event] = deque()

@@ -32,6 +32,7 @@ from tensorcast_dask.store.state.replicas import Life
 from tensorcast_dask.tensors.ids import RequestId
 from tensorcast_dask.tensors.messages import (
     DoCancel,
+    DoDetach,
     DoDrop,
     DoEnd,
     DoLinger,
@@ -41,12 +42,14 @@ from tensorcast_dask.tensors.messages import (
     DoSave,
     DropGranted,
     FromNode,
+    InstanceSeen,
     Inventory,
     MayDrop,
     NodeHello,
     NodeWelcome,
     Renew,
     ReplicaRecord,
+    SessionOut,
     TaskDone,
     TaskSeen,
     Tier,
@@ -62,6 +65,7 @@ if TYPE_CHECKING:
     from tensorcast_dask.store.ends import Ends
     from tensorcast_dask.store.files import Files
     from tensorcast_dask.store.identity import Identity
+    from tensorcast_dask.store.instances import InstanceDesk
     from tensorcast_dask.store.jobs import Jobs
     from tensorcast_dask.store.movers import Movers
     from tensorcast_dask.store.state.replicas import Replica
@@ -100,6 +104,8 @@ class Catalog:
         Carries pulls out.
     files : Files
         Carries loads and saves out.
+    desk : InstanceDesk
+        Instances of this node.
     """
 
     def __init__(
@@ -111,7 +117,9 @@ class Catalog:
         jobs: Jobs,
         movers: Movers,
         files: Files,
+        desk: InstanceDesk,
     ) -> None:
+        self._desk = desk
         self._core = core
         self._identity = identity
         self._ends = ends
@@ -205,6 +213,7 @@ class Catalog:
                 more=at + _INVENTORY_BATCH < len(held),
             )
         yield from outcomes
+        yield self._desk.greeted()
 
     def _held(self) -> list[tuple[Replica, Tier]]:
         """List what is held at this instant; what changes after it is told after it."""
@@ -234,6 +243,7 @@ class Catalog:
 
     def _on_down(self, error: TensorCastError) -> None:
         logger.debug("no link: %s", error)
+        self._desk.link_down()
         for waiting in list(self._asked.values()):
             waiting.set()
         target = self._identity.link
@@ -291,12 +301,18 @@ class Catalog:
                 self._jobs.cancel(message.task)
             case TaskSeen():
                 self._jobs.seen(message.task)
-            case DoLinger():
-                self._ends.linger(message.ttl_s, message.why)
-            case DoEnd():
-                self._ends.end(message.why)
+            case DoLinger() | DoEnd():
+                self._end(message)
+            case InstanceSeen() | DoDetach() | SessionOut():
+                self._desk.told(message)
             case _:
                 logger.warning("not expected here: %s", type(message).__name__)
+
+    def _end(self, order: DoLinger | DoEnd) -> None:
+        if isinstance(order, DoEnd):
+            self._ends.end(order.why)
+        else:
+            self._ends.linger(order.ttl_s, order.why)
 
     def _start(self, order: DoPull | DoLoad | DoSave) -> None:
         match order:

@@ -149,6 +149,10 @@ class Identity:
         """Note where the data port is; the new card."""
         return self._write(data_host=host, data_port=port)
 
+    def has_instances(self, count: int) -> NodeCard:
+        """Note how many instances are attached; the new card."""
+        return self._write(instances=count)
+
     def offers(self, lanes: tuple[str, ...]) -> NodeCard:
         """Note which lanes of UCX are to be had here; the new card."""
         return self._write(ucx=lanes)

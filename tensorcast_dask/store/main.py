@@ -35,6 +35,7 @@ from tensorcast_dask.store.disk import measured, open_disk
 from tensorcast_dask.store.ends import Ends
 from tensorcast_dask.store.files import Files
 from tensorcast_dask.store.identity import Identity
+from tensorcast_dask.store.instances import InstanceDesk
 from tensorcast_dask.store.jobs import Jobs
 from tensorcast_dask.store.launch import LOG_NAME, StoreStart, folder_of
 from tensorcast_dask.store.machine import Machine
@@ -99,6 +100,7 @@ class Store:
         self.devices = Devices(self.core)
         self.devices.media = media_of(self.devices, self.core)
         self.ends.device_pid = lambda: self.devices.pid
+        self.desk = InstanceDesk(self.core, self.identity)
         movers = Movers(
             self.core,
             self.identity,
@@ -111,6 +113,7 @@ class Store:
             jobs=self.jobs,
             movers=movers,
             files=Files(self.core, movers),
+            desk=self.desk,
         )
         self._server = Server(
             Requests(
@@ -120,11 +123,13 @@ class Store:
                 state=self._state,
                 movers=movers,
                 devices=self.devices,
+                desk=self.desk,
             ),
             welcome=self._welcome,
             token=lambda: self.identity.token,
             limits=self._limits(),
             allow_uids=settings.allow_uids,
+            guests=self.desk.guest,
         )
         self._listening: object = None
         self.ends.changed = self._changed
@@ -141,6 +146,7 @@ class Store:
             connections=lambda: self._server.connections,
             transfers=lambda: self.jobs.running,
             lease_left_s=self.catalog.lease_left_s,
+            desk=self.desk,
         )
 
     def _welcome(self) -> Welcome:
@@ -161,6 +167,7 @@ class Store:
         self._listen()
         self._server.start()
         self._sums.start()
+        self.desk.start()
         self.catalog.start()
         hosts.write_card(self._folder, self.identity.card)
 
@@ -215,12 +222,14 @@ class Store:
             self.core.tick()
             self.devices.tick()
             self.ends.tick()
+            self.desk.tick()
         logger.info("ending: %s", self.ends.why)
 
     def stop(self) -> None:
         """End everything and leave nothing behind."""
         with contextlib.suppress(OSError):
             (self._folder / hosts.CARD_NAME).unlink()
+        self.desk.stop(within_s=_STOP_S)
         self.catalog.stop(within_s=_STOP_S)
         self._server.stop(within_s=_STOP_S)
         self._sums.stop(within_s=_STOP_S)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from tensorcast_dask.store.core import Core
     from tensorcast_dask.store.ends import Ends
     from tensorcast_dask.store.identity import Identity
+    from tensorcast_dask.store.instances import InstanceDesk
 
 __all__ = ["debug_state"]
 
@@ -26,6 +27,7 @@ def debug_state(
     connections: Callable[[], int],
     transfers: Callable[[], int],
     lease_left_s: Callable[[], float],
+    desk: InstanceDesk,
 ) -> bytes:
     """Describe the store as JSON text.
 
@@ -70,7 +72,9 @@ def debug_state(
                 "leases": sum(table.leased.values()),
                 "transfers": transfers(),
                 "requests": core.results.running,
+                "calls": desk.calls,
             },
+            "instances": len(desk.attachments),
             "connections": connections(),
             "segments": len(core.shelf),
             "generations": {

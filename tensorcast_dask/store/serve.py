@@ -8,7 +8,7 @@ Rules:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING, Final, TypeAlias, assert_never
 
 from tensorcast_dask.dataplane.server import Peer, Reply
 from tensorcast_dask.dataplane.transports.ucx_serving import UcxServing
@@ -21,24 +21,35 @@ from tensorcast_dask.store.repeats import once
 from tensorcast_dask.tensors.messages import (
     Abort,
     Adopt,
+    Attach,
     AttachDevice,
+    BeginLending,
+    CallEnded,
+    CallInstance,
+    Changed,
     ChunkMapAsked,
     Commit,
     End,
     Fill,
     Hello,
+    Lend,
     LetGo,
+    Load,
+    Mutating,
     NextOrder,
     Open,
+    Part,
     Proof,
     ReadChunk,
     ReadRanges,
     Reserve,
+    SessionIn,
     State,
     StateAsked,
     StoreRequest,
     SumsAsked,
     UcxOpen,
+    Unlend,
     Write,
 )
 
@@ -49,10 +60,46 @@ if TYPE_CHECKING:
     from tensorcast_dask.store.core import Core
     from tensorcast_dask.store.devices import Devices
     from tensorcast_dask.store.ends import Ends
+    from tensorcast_dask.store.instances import InstanceDesk
     from tensorcast_dask.store.movers import Movers
     from tensorcast_dask.store.sums import Sums
 
 __all__ = ["Requests"]
+
+_OF_INSTANCES: Final = (
+    CallInstance,
+    Attach,
+    Changed,
+    Load,
+    CallEnded,
+    SessionIn,
+    BeginLending,
+    Lend,
+    Mutating,
+    Unlend,
+    Part,
+)
+_OfBytes: TypeAlias = (
+    Reserve
+    | Write
+    | Fill
+    | Commit
+    | Abort
+    | Open
+    | ReadChunk
+    | ReadRanges
+    | UcxOpen
+    | AttachDevice
+    | NextOrder
+    | ChunkMapAsked
+    | SumsAsked
+    | StateAsked
+    | Adopt
+    | LetGo
+    | End
+    | Hello
+    | Proof
+)
 
 
 class Requests:
@@ -72,6 +119,8 @@ class Requests:
         Brings what lies in another tier of this node into memory.
     devices : Devices
         The device process beside this store.
+    desk : InstanceDesk
+        Instances of this node.
     """
 
     def __init__(
@@ -83,7 +132,9 @@ class Requests:
         state: Callable[[], bytes],
         movers: Movers,
         devices: Devices,
+        desk: InstanceDesk,
     ) -> None:
+        self._desk = desk
         self._core = core
         self._devices = devices
         self._ends = ends
@@ -94,6 +145,14 @@ class Requests:
 
     def handle(self, request: StoreRequest, payload: Payload, peer: Peer) -> Reply:
         """Carry one request out."""
+        lending = self._desk.lending(peer.hello.node)
+        if lending is not None:
+            return lending.handle(request, peer)
+        if isinstance(request, _OF_INSTANCES):
+            return self._desk.handle(request, payload, peer)
+        return self._of_bytes(request, payload, peer)
+
+    def _of_bytes(self, request: _OfBytes, payload: Payload, peer: Peer) -> Reply:
         match request:
             case Reserve() | Write() | Fill() | Commit() | Abort():
                 return self._puts.handle(request, payload, peer)
@@ -105,6 +164,13 @@ class Requests:
                 if isinstance(request, SumsAsked):
                     self._reads.sums(request.generation, peer)
                 return Reply(message=self._reads.chunk_map(request.generation))
+            case _:
+                return self._of_store(request, peer)
+
+    def _of_store(
+        self, request: StateAsked | Adopt | LetGo | End | Hello | Proof, peer: Peer
+    ) -> Reply:
+        match request:
             case StateAsked():
                 return Reply(message=State(json=self._state()))
             case Adopt() | LetGo() | End():
@@ -137,6 +203,7 @@ class Requests:
         self._reads.give_back(peer)
         self._core.abandoned(peer.number, pid=peer.pid if peer.unix else 0)
         self._ends.connection_ended(peer.number)
+        self._desk.closed(peer)
 
     def _end(self, request: Adopt | LetGo | End, peer: Peer) -> Reply:
         if not peer.unix:

@@ -87,6 +87,7 @@ class Kind(StrEnum):
     DRAIN = "drain"
     NOOP = "noop"
     SUBMIT = "submit"  # the caller's own function
+    CALL = "call"  # a function of an instance
 
 
 class _Value(
@@ -192,6 +193,11 @@ class Step(_Value, frozen=True, kw_only=True):
         Of a function: Dask's token of it and its arguments.
     once : bool
         Of a function: never begun a second time, see `docs/plans.md`.
+    instance : str
+        Of a call: whom.
+    args : bytes
+        Of a call: its arguments, as `tensors.values` packs them. An artifact that it acts on
+        comes before them.
     """
 
     name: str
@@ -208,6 +214,8 @@ class Step(_Value, frozen=True, kw_only=True):
     compensates: str = ""
     token: str = ""
     once: bool = False
+    instance: str = ""
+    args: bytes = b""
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -371,12 +379,14 @@ _OPTIONS: Final[dict[Kind, dict[str, tuple[type, ...]]]] = {
     Kind.DRAIN: {"worker": (str,), "end": (bool,)},
     Kind.NOOP: {},
     Kind.SUBMIT: {},
+    Kind.CALL: {"function": (str,)},
 }
 _NEEDED: Final[dict[Kind, tuple[str, ...]]] = {
     Kind.ALIAS: ("name",),
     Kind.LOAD: ("path", "id"),
     Kind.SAVE: ("path",),
     Kind.DRAIN: ("worker",),
+    Kind.CALL: ("function",),
 }
 
 
@@ -412,7 +422,7 @@ def check_step(step: Step, before: Mapping[str, Step]) -> None:
 
 def _check_target(step: Step, where: str) -> None:
     if (step.target is None) == (step.kind in _TARGETED):
-        if step.kind in {Kind.ALIAS, Kind.NOOP}:
+        if step.kind in {Kind.ALIAS, Kind.NOOP, Kind.CALL}:
             return  # without one: the alias is removed, nothing is handed on
         message = f"{where} takes {'an' if step.target is None else 'no'} artifact"
         raise InvalidArgument(message)
@@ -452,11 +462,16 @@ def _check_own(step: Step, where: str) -> None:
         "view": (Kind.VIEW, bool(step.view)),
         "token": (Kind.SUBMIT, bool(step.token)),
         "source": (Kind.MIGRATE, bool(step.source)),
+        "instance": (Kind.CALL, bool(step.instance)),
+        "args": (Kind.CALL, bool(step.args)),
     }
     for field, (kind, given) in owners.items():
         if given != (step.kind is kind):
             message = f"{where} {'has no' if given else 'needs a'} {field}"
             raise InvalidArgument(message)
+    if step.instance and (step.node or step.roles):
+        message = f"{where} goes where its instance is; it names no other place"
+        raise InvalidArgument(message)
     if step.once and step.kind is not Kind.SUBMIT:
         message = f"{where}: only functions can be marked once; other steps always are"
         raise InvalidArgument(message)

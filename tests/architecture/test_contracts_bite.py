@@ -30,6 +30,10 @@ PLANTS = {
         "store/state/planted.py",
         "import tensorcast_dask.store.main",
     ),
+    "instance-shell-over-core": (
+        "instance/state/planted.py",
+        "import tensorcast_dask.instance.attachment",
+    ),
     "sans-io": ("tensors/planted.py", "import time"),
     "array-libraries": ("api/planted.py", "import torch"),
     "no-dask-in-store-or-instance": ("store/planted.py", "import distributed"),

@@ -15,6 +15,7 @@ from tensorcast_dask.tensors.plans import (
     Step,
     StepRef,
 )
+from tensorcast_dask.tensors.values import pack
 from tensorcast_dask.tensors.views import View
 from tests.kit.catalogs import Program
 
@@ -65,12 +66,14 @@ def specs(draw: st.DrawFn, *, kinds: tuple[Kind, ...] = tuple(Kind)) -> PlanSpec
             Step(
                 name=f"s{at}",
                 kind=kind,
-                node=draw(NODES),
+                node="" if kind is Kind.CALL else draw(NODES),
                 target=_target(draw, kind, ordinary),
                 options=_options(kind),
                 after=after,
                 retries=draw(st.integers(0, 3)),
                 compensates=undoes,
+                instance="e" if kind is Kind.CALL else "",
+                args=pack([[], {}]) if kind is Kind.CALL else b"",
                 source="n1" if kind is Kind.MIGRATE else "",
                 token="t" if kind is Kind.SUBMIT else "",
                 view=View.of({"a": 0}).encode() if kind is Kind.VIEW else b"",
@@ -102,6 +105,8 @@ def _options(kind: Kind) -> dict[str, str | int | float | bool | None]:
             return {"path": "/p"}
         case Kind.DRAIN:
             return {"worker": "n1"}
+        case Kind.CALL:
+            return {"function": "f"}
         case Kind.PIN:
             return {"ttl": 5.0}
         case _:

@@ -22,15 +22,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from tensorcast_dask.api.actions import moves, names
 from tensorcast_dask.api.actions.fetching import fetch
 from tensorcast_dask.api.artifact import spec_dict
 from tensorcast_dask.api.connection.core import Operation
-from tensorcast_dask.dataplane import arrays, memory
+from tensorcast_dask.dataplane import arrays
 from tensorcast_dask.dataplane.maps import PrivateMap
+from tensorcast_dask.dataplane.reading import Found, read_lent
 from tensorcast_dask.exceptions import (
     AbsentError,
     DataLost,
@@ -42,11 +42,14 @@ from tensorcast_dask.exceptions import (
     NotFound,
     PeerLost,
     ResourceError,
+    UnsupportedPlatform,
     WrongPeer,
 )
 from tensorcast_dask.tensors.ids import ArtifactId
 from tensorcast_dask.tensors.messages import (
     ArtifactInfo,
+    ChunkMap,
+    ChunkMapAsked,
     Done,
     Location,
     NodeCard,
@@ -60,8 +63,7 @@ from tensorcast_dask.tensors.messages import (
     Tier,
     TierUse,
 )
-from tensorcast_dask.tensors.specs import Index
-from tensorcast_dask.tensors.views import ResolvedView, View, view_id
+from tensorcast_dask.tensors.views import View, view_id
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -71,7 +73,6 @@ if TYPE_CHECKING:
     from tensorcast_dask.api.connection.deadlines import Deadline
 
 __all__ = [
-    "Found",
     "debug_state",
     "meta",
     "pool",
@@ -93,16 +94,6 @@ _LONGEST_PAUSE_S: Final = 0.2
 
 
 # -------------------------------------------------------------------- from a local store
-@dataclass(frozen=True, slots=True)
-class Found:
-    """Bytes of a read, private to it."""
-
-    index: Index
-    buffer: Any
-    #: How the tensors of a view lie in the buffer; None for a whole artifact.
-    view: View | ResolvedView | None
-
-
 def _open_at(core: Core, card: NodeCard, info: ArtifactInfo, limit: Deadline) -> Found:
     """Give a replica of this host: a private map, or a copy when small."""
     generation = info.generation
@@ -111,6 +102,7 @@ def _open_at(core: Core, card: NodeCard, info: ArtifactInfo, limit: Deadline) ->
         generation=generation,
         deadline_s=limit.left_s(),
         map=card.mapping or core.stores.own is None,
+        lent=card.kind == "instance",
     )
     frame = core.stores.ask(card, request, Opened, limit)
     opened = frame.message
@@ -119,7 +111,21 @@ def _open_at(core: Core, card: NodeCard, info: ArtifactInfo, limit: Deadline) ->
     view = View.decode(info.view) if info.view else None
     if opened.mapped:
         return Found(index, PrivateMap(frame.take_fd(), opened.nbytes).buffer, view)
+    if opened.pid:
+        return Found(index, _read_lent(core, card, opened, limit), view)
     return Found(index, bytearray() if frame.payload is None else frame.payload, view)
+
+
+def _read_lent(
+    core: Core, card: NodeCard, opened: Opened, limit: Deadline
+) -> memoryview:
+    """Read memory that another process lends out of it, and make sure that it stood still."""
+    content = read_lent(opened)
+    asked = ChunkMapAsked(rid=core.link.next_rid(), generation=opened.generation)
+    if core.stores.ask(card, asked, ChunkMap, limit).message.stamp != opened.stamp:
+        message = "the owner changed its memory while it was read; read again"
+        raise Incomplete(message)
+    return content
 
 
 def _open_here(core: Core, info: ArtifactInfo, limit: Deadline) -> Found | None:
@@ -196,6 +202,11 @@ async def _find_at(
         except DeadlineExceeded:
             if each is limit or limit.poll:
                 raise
+    for card in cards:
+        # A view moves the bytes of the view; what cannot be read from here comes in chunks.
+        if card.kind == "instance" and card.host == core.host and not info.view:
+            with contextlib.suppress(AbsentError, UnsupportedPlatform, *_UNREACHED):
+                return await core.in_thread(_open_at, core, card, info, each)
     if not (local or info.owner is Owner.CALLER or info.view):
         found = await _bring(core, info, limit)
         if found is not None:
@@ -276,27 +287,8 @@ def read_into(
 
 
 def _copy_out(found: Found, targets: Mapping[str, Any]) -> None:
-    index, buffer = (
-        (found.index, found.buffer) if found.view is None else _packed(found)
-    )
+    index, buffer = found.packed()
     arrays.copy_out(buffer, index, targets)
-
-
-def _packed(found: Found) -> tuple[Index, memoryview]:
-    """Give the tensors of a view as a segment of their own."""
-    made = arrays.materialise(
-        found.buffer, found.index, framework="raw", view=found.view
-    )
-    index = Index.of(
-        raw.spec for raw in made.values() if isinstance(raw, arrays.RawTensor)
-    )
-    content = memory.private(index.nbytes)
-    for raw, offset, size in zip(
-        made.values(), index.offsets, index.sizes, strict=True
-    ):
-        assert isinstance(raw, arrays.RawTensor)
-        content[offset : offset + size] = raw.data
-    return index, content
 
 
 # -------------------------------------------------------------------- metadata and views
@@ -378,7 +370,7 @@ async def save_view(
     content_of = found or await _find(core, info, limit)
 
     def write() -> Done:
-        own, content = _packed(content_of)
+        own, content = content_of.packed()
         save(path, own, content, metadata=names.check_labels(metadata))
         return Done(nbytes=own.nbytes)
 

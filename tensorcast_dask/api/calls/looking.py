@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tensorcast_dask.api.actions import names, reads
+from tensorcast_dask.api.actions import instances, names, reads
 from tensorcast_dask.api.calls.base import Calls, ref_of
+from tensorcast_dask.api.instance import InstanceHandle
 from tensorcast_dask.api.signals import SignalBook
 from tensorcast_dask.api.worker import Worker
 from tensorcast_dask.tensors.messages import CatalogStateAsked, StateJson
@@ -39,6 +40,32 @@ class Looking(Calls):
 
         async def work() -> list[Any]:
             return list((await names.nodes(self._core, limit)).nodes)
+
+        return self._core.call(work)
+
+    def instances(self, *, deadline: float | None = None) -> Any:
+        """Give the processes that are attached to nodes, ordered by name."""
+        limit = self._core.deadline(deadline)
+
+        async def work() -> list[InstanceHandle]:
+            states = await instances.listed(self._core, limit)
+            return [InstanceHandle(state, self._session) for state in states]
+
+        return self._core.call(work)
+
+    def instance(self, name: str, *, deadline: float | None = None) -> Any:
+        """Find the instance of a name.
+
+        Raises
+        ------
+        NotFound
+            When none is attached under it.
+        """
+        limit = self._core.deadline(deadline)
+
+        async def work() -> InstanceHandle:
+            state = await instances.find(self._core, name, limit)
+            return InstanceHandle(state, self._session)
 
         return self._core.call(work)
 

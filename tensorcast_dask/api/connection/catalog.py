@@ -326,6 +326,7 @@ READS: Final = frozenset(
         "Locate",
         "ListArtifacts",
         "NodesAsked",
+        "InstancesAsked",
         "ExplainAsked",
         "Query",
         "OperationAsked",

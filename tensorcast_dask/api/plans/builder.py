@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from tensorcast_dask.api.artifact import Artifact
 from tensorcast_dask.api.plans.doing import StepArgument
+from tensorcast_dask.api.plans.handles import StepHandle
+from tensorcast_dask.api.plans.instances import InstanceSteps
 from tensorcast_dask.exceptions import InvalidArgument
 from tensorcast_dask.tensors.plans import ArtifactRef, Kind, NameRef, Step, StepRef
 from tensorcast_dask.tensors.views import View
@@ -14,39 +16,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
+    from tensorcast_dask.api.instance import InstanceHandle
     from tensorcast_dask.api.worker import Worker
     from tensorcast_dask.tensors.plans import Target
 
-__all__ = ["StepBuilder", "StepHandle"]
-
-
-class StepHandle:
-    """A step of a plan; as an argument of a later step, its result.
-
-    Attributes
-    ----------
-    name : str
-        Unique in the plan.
-    """
-
-    __slots__ = ("name", "plan")
-
-    def __init__(self, plan: Any, name: str) -> None:
-        self.plan = plan
-        self.name = name
-
-    def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, StepHandle)
-            and self.plan is other.plan
-            and self.name == other.name
-        )
-
-    def __hash__(self) -> int:
-        return hash((id(self.plan), self.name))
-
-    def __repr__(self) -> str:
-        return f"<Step {self.name!r}>"
+__all__ = ["StepBuilder"]
 
 
 class StepBuilder:
@@ -73,6 +47,10 @@ class StepBuilder:
         """Go elsewhere: for steps that undo."""
         node = worker if isinstance(worker, str) else worker.node
         return StepBuilder(self._plan, node=node, undoes=self._undoes)
+
+    def on_instance(self, instance: InstanceHandle | str) -> InstanceSteps:
+        """Go to an instance: for steps that undo."""
+        return InstanceSteps(self._plan, instance, undoes=self._undoes)
 
     def prefetch(self, artifact: Any, device: str = "host", **more: Any) -> StepHandle:
         """Bring a replica here. Gives the artifact."""

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from distributed.protocol.pickle import loads
 
+from tensorcast_dask.api.actions import instances
 from tensorcast_dask.api.artifact import Artifact
+from tensorcast_dask.api.plans.calling import arguments
 from tensorcast_dask.exceptions import Mismatch
 from tensorcast_dask.tensors import messages
 from tensorcast_dask.tensors.messages import (
@@ -29,8 +31,16 @@ from tensorcast_dask.tensors.views import View
 
 if TYPE_CHECKING:
     from tensorcast_dask.api.connection.deadlines import Deadline
+    from tensorcast_dask.api.plans.calling import Caller
 
-__all__ = ["StepArgument", "call", "carry_out", "handed_on", "value_of"]
+__all__ = [
+    "StepArgument",
+    "call",
+    "call_instance",
+    "carry_out",
+    "handed_on",
+    "value_of",
+]
 
 #: Values of steps, by their class on the wire.
 _VALUES: Final = {
@@ -65,6 +75,8 @@ def value_of(outcome: StepOutcome, session: Any = None) -> Any:
     """Give what a step has come to, as a program meets it; None where it is nothing."""
     if not outcome.kind or outcome.kind == "exception":
         return None
+    if outcome.kind == "plain":
+        return instances.result_of(outcome.value, session)
     if outcome.kind == "pickle":
         return loads(outcome.value)  # type: ignore[no-untyped-call]
     value = messages.decode(outcome.value, _VALUES[outcome.kind])
@@ -110,6 +122,27 @@ def handed_on(step: Step, given: dict[str, StepOutcome]) -> StepOutcome:
         had = given[step.target.step]
         return StepOutcome(status=StepStatus.DONE, kind=had.kind, value=had.value)
     return StepOutcome(status=StepStatus.DONE)
+
+
+def call_instance(
+    session: Any,
+    step: Step,
+    given: dict[str, StepOutcome],
+    caller: Caller,
+    limit: Deadline,
+) -> StepOutcome:
+    """Have an instance do what a step says."""
+
+    def value(name: str) -> Any:
+        if name not in given:
+            message = (
+                f"step {step.name!r} does not wait for {name!r}, whose result it takes"
+            )
+            raise Mismatch(message)
+        return value_of(given[name], session)
+
+    target = None if step.target is None else _target(session, step, given)
+    return caller.make(arguments(step, target, value), limit)
 
 
 def _done(value: Wire | None, *, moved: Moved | None = None) -> StepOutcome:

@@ -14,7 +14,7 @@ Rules:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from dask import threaded
 from dask._task_spec import Task, TaskRef
@@ -29,12 +29,30 @@ if TYPE_CHECKING:
 
     from tensorcast_dask.tensors.plans import PlanSpec, Step
 
-__all__ = ["NODE", "Compiled", "Places", "compile_plan"]
+__all__ = ["NODE", "Compiled", "Place", "Places", "compile_plan", "place_of"]
 
 #: Annotation that names the node of a task; the scheduler plugin reads it.
 NODE: Final = "tensorcast-node"
-#: By what a step calls a place: its node's identity, and the address of its worker.
-Places = dict[str, tuple[str, str]]
+
+
+class Place(NamedTuple):
+    """Where a step goes."""
+
+    #: Identity of the node.
+    node: str
+    #: Dask address of its worker; "" where it has none.
+    worker: str = ""
+    #: Of an instance: the life of it that is there.
+    attachment: str = ""
+
+
+#: By what steps call them.
+Places = dict[str, Place]
+
+
+def place_of(step: Step) -> str:
+    """Give what a step calls its place; "" where it goes anywhere."""
+    return f"instance {step.instance}" if step.instance else step.node
 
 
 class Compiled:
@@ -131,14 +149,21 @@ def compile_plan(
         if step.name not in finished:
             before = made.before(step, concurrency)
             spots = _spot(step, places, role_workers or {}, spec.context.priority)
-            payload = payloads.get(step.name, b"")
+            payload = _payload(step, payloads, places)
             made.step(step, opened, payload, before, finished, spots)
     undoing = {
-        one.name: payloads[one.name]
+        one.name: payload
         for one in spec.steps
-        if one.compensates and one.name in payloads
+        if one.compensates and (payload := _payload(one, payloads, places))
     }
     return made.finish(opened, undoing, finished)
+
+
+def _payload(step: Step, payloads: Mapping[str, bytes], places: Places) -> bytes:
+    """Give what goes with a step: a function packed, or the life of its instance."""
+    if step.instance:
+        return places[place_of(step)].attachment.encode()
+    return payloads.get(step.name, b"")
 
 
 class _Graph:
@@ -215,8 +240,9 @@ def _spot(
     annotations: dict[str, Any] = {"retries": 2}
     if priority:
         annotations["priority"] = priority
-    if step.node:
-        node, address = places[step.node]
+    place = place_of(step)
+    if place:
+        node, address, _ = places[place]
         annotations[NODE] = node
         if address:
             annotations |= {"workers": [address], "allow_other_workers": False}

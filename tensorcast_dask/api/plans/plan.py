@@ -20,19 +20,29 @@ from dask import threaded
 from dask.base import tokenize
 from distributed.protocol.pickle import dumps
 
-from tensorcast_dask.api.plans.builder import StepBuilder, StepHandle
+from tensorcast_dask.api.plans.builder import StepBuilder
 from tensorcast_dask.api.plans.graph import Compiled, compile_plan
+from tensorcast_dask.api.plans.handles import StepHandle
+from tensorcast_dask.api.plans.instances import InstanceSteps
 from tensorcast_dask.api.plans.pricing import price
 from tensorcast_dask.api.plans.run import PlanRun, open_run, opening, places_of
 from tensorcast_dask.exceptions import InvalidArgument, Unimplemented
+from tensorcast_dask.tensors import values
 from tensorcast_dask.tensors.contexts import Context
-from tensorcast_dask.tensors.plans import PlanSpec, Step, check_step, report_key
+from tensorcast_dask.tensors.plans import (
+    PlanSpec,
+    Step,
+    StepRef,
+    check_step,
+    report_key,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from dask.highlevelgraph import HighLevelGraph
 
+    from tensorcast_dask.api.instance import InstanceHandle
     from tensorcast_dask.api.plans.pricing import DryRun
     from tensorcast_dask.api.plans.run import PlanResult
     from tensorcast_dask.api.worker import Worker
@@ -115,6 +125,10 @@ class Plan:
             raise InvalidArgument(message)
         return StepBuilder(self, node=node)
 
+    def on_instance(self, instance: InstanceHandle | str) -> InstanceSteps:
+        """Add steps that an instance carries out: its handle or name."""
+        return InstanceSteps(self, instance)
+
     def on_any(self, roles: Iterable[str] = ()) -> StepBuilder:
         """Add steps at whichever node: by policy, or one that has all of these roles."""
         return StepBuilder(self, roles=tuple(roles))
@@ -141,13 +155,16 @@ class Plan:
             Of a function: it, its arguments and its keyword arguments.
         """
         if not step.name:
-            step = msgspec.structs.replace(step, name=self._free_name(str(step.kind)))
+            called = str(step.options.get("function", step.kind))
+            step = msgspec.structs.replace(step, name=self._free_name(called))
         payload = b""
         if call is not None:
             payload = dumps(call)  # type: ignore[no-untyped-call]
             token = self._token(step.name, call, payload)
             step = msgspec.structs.replace(step, token=token)
         check_step(step, self._steps)
+        if step.args:
+            _check_args(step)
         self._steps[step.name] = step
         if payload:
             self._payloads[step.name] = payload
@@ -346,6 +363,14 @@ class Plan:
         return f"<Plan {self.key!r} {len(self)} steps>"
 
 
+def _check_args(step: Step) -> None:
+    """Refuse arguments that take the result of a step which is not waited for."""
+    for reference in values.references(step.args):
+        if isinstance(reference, StepRef) and reference.step not in step.uses:
+            message = f"step {step.name!r} takes {reference.step!r}, which is not among its uses"
+            raise InvalidArgument(message)
+
+
 def _result_of(results: Any) -> Any:
     from tensorcast_dask.api.plans.run import PlanResult
 
@@ -353,8 +378,9 @@ def _result_of(results: Any) -> Any:
 
 
 def _line(step: Step) -> str:
-    where = step.node or ", ".join(step.roles) or "any"
+    where = step.instance or step.node or ", ".join(step.roles) or "any"
+    what = step.options.get("function", step.kind)
     needs = ", ".join(step.needs)
     undoes = f" undoes {step.compensates}" if step.compensates else ""
-    text = f"{step.name}: {step.kind} on {where}{undoes}"
+    text = f"{step.name}: {what} on {where}{undoes}"
     return text + (f" after {needs}" if needs and not undoes else "")

@@ -153,7 +153,7 @@ class _Paper:
         plain = StepPrice(name=step.name, kind=str(step.kind))
         node = names.find_node(self._all, step.node) if step.node else ""
         match step.kind:
-            case Kind.SUBMIT | Kind.LOAD | Kind.DRAIN:
+            case Kind.SUBMIT | Kind.LOAD | Kind.DRAIN | Kind.CALL:
                 return StepPrice(name=step.name, kind=str(step.kind), bytes=None)
             case Kind.PREFETCH | Kind.REPLICATE | Kind.MIGRATE if info is None:
                 return StepPrice(name=step.name, kind=str(step.kind), bytes=None)

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from distributed import fire_and_forget
 
-from tensorcast_dask.api.actions import names
+from tensorcast_dask.api.actions import instances, names
 from tensorcast_dask.api.connection.deadlines import MAX_S, deadline
 from tensorcast_dask.api.plans.doing import value_of
-from tensorcast_dask.api.plans.graph import Compiled, compile_plan
+from tensorcast_dask.api.plans.graph import Compiled, Place, compile_plan, place_of
 from tensorcast_dask.api.plans.tasks import Ticket
 from tensorcast_dask.exceptions import (
     CatalogUnavailable,
@@ -378,9 +378,9 @@ async def places_of(core: Core, spec: PlanSpec) -> tuple[Places, dict[Any, list[
             try:
                 node = names.find_node(found, step.node)
             except NotFound:
-                places[step.node] = (step.node, "")  # its step says so, typed
+                places[step.node] = Place(step.node)  # its step says so, typed
             else:
-                places[step.node] = (node, cards[node].worker)
+                places[step.node] = Place(node, cards[node].worker)
         if step.roles and step.roles not in roles:
             roles[step.roles] = [
                 card.worker
@@ -392,7 +392,25 @@ async def places_of(core: Core, spec: PlanSpec) -> tuple[Places, dict[Any, list[
                     f"step {step.name!r}: no node has the roles {', '.join(step.roles)}"
                 )
                 raise NotFound(message)
+    if any(step.instance for step in spec.steps):
+        places |= await _instances_of(core, spec)
     return places, roles
+
+
+async def _instances_of(core: Core, spec: PlanSpec) -> Places:
+    """Find the instances that steps name, each with the worker of its node."""
+    there = await instances.listed(core, deadline(60.0))
+    known = {state.record.name: state for state in there}
+    places: Places = {}
+    for step in spec.steps:
+        if step.instance:
+            state = known.get(step.instance)
+            places[place_of(step)] = (
+                Place("")  # its step says so, typed
+                if state is None
+                else Place(state.card.node, state.card.worker, state.record.attachment)
+            )
+    return places
 
 
 async def carry_on(

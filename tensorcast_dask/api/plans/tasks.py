@@ -27,6 +27,7 @@ from tensorcast_dask.api.connection.catalog import READS
 from tensorcast_dask.api.connection.deadlines import Deadline, deadline
 from tensorcast_dask.api.current import current_session
 from tensorcast_dask.api.plans import doing
+from tensorcast_dask.api.plans.calling import Caller
 from tensorcast_dask.dataplane import faults
 from tensorcast_dask.exceptions import (
     InvalidArgument,
@@ -153,6 +154,7 @@ def run_step(
             run=ticket.run,
             step=step.name,
             node=own,
+            attachment=payload.decode() if step.instance else "",
         )
         state = core.bridge(core.ask, begin, StepState, deadline(_ANSWER_S))
         if state.outcome is not None:
@@ -160,9 +162,10 @@ def run_step(
             return recorded
         limit = Deadline(begun_s + state.left_s, poll=state.poll)
         faults.point("plan.step_begun", step.name)
+        caller = _caller(core, ticket, step, begin.attachment, state)
         for attempts in itertools.count(1):
             outcome, again = _attempt(
-                core, ticket, step, payload, given, limit, attempts
+                core, ticket, step, caller or payload, given, limit, attempts
             )
             if not again or attempts > step.retries or not _wait(attempts, limit):
                 break
@@ -209,7 +212,7 @@ def _attempt(
     core: Any,
     ticket: Ticket,
     step: Step,
-    payload: bytes,
+    how: bytes | Caller,
     given: dict[str, StepOutcome],
     limit: Deadline,
     attempt: int,
@@ -219,8 +222,12 @@ def _attempt(
         limit.check(f"step {step.name!r} of plan {ticket.key!r} was to begin")
         if step.kind is Kind.SUBMIT:
             _stand_at(step)
-            value = doing.call(payload, given, current_session())
+            assert isinstance(how, bytes), "plans: a function is packed"
+            value = doing.call(how, given, current_session())
             return _valued(step, value), False
+        if isinstance(how, Caller):
+            session = current_session()
+            return doing.call_instance(session, step, given, how, limit), False
         mine = copy.copy(core)
         mine.link = EffectLink(core.link, ticket, step.name, attempt)
         session = copy.copy(current_session())
@@ -231,6 +238,16 @@ def _attempt(
         return outcome, error.retryable
     except Exception as error:  # noqa: BLE001 - a user's function may raise anything
         return _raised(error), False
+
+
+def _caller(
+    core: Any, ticket: Ticket, step: Step, attachment: str, state: StepState
+) -> Caller | None:
+    """Give who calls the instance of a step; None where it has none."""
+    if not step.instance:
+        return None
+    key = f"{ticket.key}/{step.name}/{state.since:x}"
+    return Caller(core, step, attachment, key, again=state.again)
 
 
 def _is_nothing(step: Step, before: tuple[StepOutcome, ...]) -> bool:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BIG_BYTES",
     "Placed",
+    "check_targets",
     "copy_into",
     "copy_out",
     "stretches",
@@ -223,7 +224,16 @@ def _side_by_side(small: Sequence[Placed]) -> Iterator[list[Placed]]:
         yield group
 
 
-def _check_targets(index: Index, targets: Mapping[str, object]) -> list[Source]:
+def check_targets(index: Index, targets: Mapping[str, object]) -> list[Source]:
+    """Describe a caller's own arrays, once all of them can be filled.
+
+    Raises
+    ------
+    NotFound
+        For a name that the index does not have.
+    Mismatch
+        When a dtype or shape differs or a target cannot be written, naming every such one.
+    """
     wanted = [index.spec(name) for name in targets]
     sources = describe(targets)
     wrong: list[str] = []
@@ -270,7 +280,7 @@ def copy_out(
         target; no byte has been written.
     """
     data = _bytes(buffer, index.nbytes, writable=False)
-    sources = _check_targets(index, targets)
+    sources = check_targets(index, targets)
     base = _address(data)
     jobs: list[Job] = []
     for name, target in zip(targets, sources, strict=True):

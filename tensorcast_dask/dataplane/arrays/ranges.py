@@ -49,14 +49,21 @@ class RangeReader:
     def read(self, start: int, nbytes: int) -> Bytes:
         """Copy `nbytes` bytes of the segment from byte `start` on."""
         out = np.empty(nbytes, np.uint8)
-        at, end = start, start + nbytes
+        self._fill(start, out)
+        return out
+
+    def read_into(self, start: int, room: memoryview) -> None:
+        """Copy bytes of the segment from byte `start` on, as many as `room` has."""
+        self._fill(start, np.frombuffer(room, np.uint8))
+
+    def _fill(self, start: int, out: Bytes) -> None:
+        at, end = start, start + out.nbytes
         for offset, size, entry in self._overlapping(start, end):
             low, high = max(start, offset), min(end, offset + size)
             out[at - start : low - start] = 0
             self._copy(entry, low - offset, out[low - start : high - start])
             at = high
         out[at - start :] = 0
-        return out
 
     def _copy(self, entry: int, first: int, out: Bytes) -> None:
         source = self._sources[entry]

@@ -5,7 +5,7 @@ it concerns, and sees to it that every request is answered. Parts know the parts
 were given, downwards only:
 
     catalog > requests | links > reads > observed > signals > readings > bandwidths | loads | usage > plans > effects > runs | changes > imports > relocations > endings > sessions > creations > spreads
-            > moves > inventories > tasks | leaving > replicas > holders | pins > nodes | names > numbers
+            > moves > inventories | instances > tasks | leaving > replicas > holders | pins > nodes | names > numbers
             > operations > outcomes | stories | timers | outbox > records | events
 """
 
@@ -40,6 +40,7 @@ from tensorcast_dask.scheduler_plugin.state.events import (
 from tensorcast_dask.scheduler_plugin.state.ground import Ground
 from tensorcast_dask.scheduler_plugin.state.holders import Holders
 from tensorcast_dask.scheduler_plugin.state.imports import Imports
+from tensorcast_dask.scheduler_plugin.state.instances import Instances
 from tensorcast_dask.scheduler_plugin.state.inventories import Inventories
 from tensorcast_dask.scheduler_plugin.state.leaving import Leaving
 from tensorcast_dask.scheduler_plugin.state.links import Links
@@ -132,6 +133,7 @@ class Catalog:
             tasks=self.tasks,
             operations=self.operations,
         )
+        self.instances = Instances(ground)
         self.inventories = Inventories(ground, rebuilding=rebuilding)
         self.moves = Moves(ground)
         self.creations = Creations(ground, Spreads(ground, self.moves))
@@ -152,7 +154,11 @@ class Catalog:
         self.observed = Observed(ground, self.plans, self.sessions)
         self.reads = Reads(ground, self.creations, self.observed.usage)
         self.links = Links(
-            ground, self.inventories, self.observed, cluster=self.cluster
+            ground,
+            self.inventories,
+            self.observed,
+            self.instances,
+            cluster=self.cluster,
         )
         self.requests = Requests(ground, self)
         self.nodes.on_lapse = self._lapsed
@@ -284,6 +290,7 @@ class Catalog:
     # ------------------------------------------------------------ nodes
     def _lapsed(self, node: NodeRecord) -> None:
         self.creations.node_gone(node)
+        self.instances.node_gone(node)
         self.replicas.suspect(node)
         self.tasks.lapsed(node)
         self._forget_later(node)
@@ -322,6 +329,7 @@ class Catalog:
             "endings": len(self.endings),
             "leaving": len(self.leaving),
             "operations": len(self.operations),
+            "instances": len(self.instances),
             "plans": len(self.plans),
             "plans_kept": self.plans.kept,
             "watchers": len(self.observed.signals),

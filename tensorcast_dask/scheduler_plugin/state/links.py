@@ -21,6 +21,7 @@ from tensorcast_dask.scheduler_plugin.state.events import (
     ToNodeSend,
 )
 from tensorcast_dask.scheduler_plugin.state.ground import Ground
+from tensorcast_dask.scheduler_plugin.state.instances import Instances
 from tensorcast_dask.scheduler_plugin.state.inventories import Inventories
 from tensorcast_dask.scheduler_plugin.state.observed import Observed
 from tensorcast_dask.scheduler_plugin.state.records import NodeRecord
@@ -31,6 +32,7 @@ from tensorcast_dask.tensors.messages import (
     FromNode,
     InstanceGone,
     InstanceLoad,
+    InstancesHere,
     Inventory,
     LinkRefused,
     MayDrop,
@@ -54,6 +56,7 @@ class Links:
         ground: Ground,
         inventories: Inventories,
         observed: Observed,
+        instances: Instances,
         *,
         cluster: ClusterId,
     ) -> None:
@@ -65,6 +68,7 @@ class Links:
         self._replicas = ground.replicas
         self._tasks = ground.tasks
         self._inventories = inventories
+        self._instances = instances
 
     def joined(self, link: int, hello: NodeHello) -> None:
         """Let a node in, or refuse it."""
@@ -140,9 +144,19 @@ class Links:
                 self._tasks.progress(node, message)
             case TaskDone():
                 self._tasks.done(node, message)
+            case InstancesHere() | InstanceLoad() | InstanceGone():
+                self._of_instances(node, message)
+            case _:
+                self._outbox.log("debug", f"node {node.label} said hello twice")
+
+    def _of_instances(
+        self, node: NodeRecord, message: InstancesHere | InstanceLoad | InstanceGone
+    ) -> None:
+        match message:
+            case InstancesHere():
+                self._instances.here(node, message)
             case InstanceLoad():
+                self._instances.load(node, message)
                 self._observed.pushed(node, message)
             case InstanceGone():
                 self._observed.instance_gone(message)
-            case _:
-                self._outbox.log("debug", f"node {node.label} said hello twice")

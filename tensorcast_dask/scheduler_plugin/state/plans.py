@@ -38,9 +38,11 @@ from tensorcast_dask.scheduler_plugin.state.runs import (
     PlanRow,
     Run,
     StepRow,
+    bind,
     bounded,
     check_plan,
     failure_of,
+    not_begun,
     progress_of,
     row_of,
     step_row,
@@ -178,6 +180,7 @@ class Plans:
         self._writes()
         until_s = self._until_s(ask.deadline_s, poll=ask.poll)
         for name in to_do_again(run):
+            run.call_again(name)
             run.note(name, None)
             self._outbox.persist(step_row(run, name))
         self._effects.forget_faults(run)
@@ -227,15 +230,9 @@ class Plans:
         if known is not None:
             self._say(caller, StepState(outcome=known))
             return
-        if run.stopping is not None and not step.compensates:
-            outcome = StepOutcome(status=StepStatus.CANCELLED, fault=run.stopping)
-            self._say(caller, StepState(outcome=self._record(run, step, outcome)))
-            return
-        why = "" if step.compensates else run.spec.why_not(step, run.outcomes)
-        if why:
-            fault = Fault.of(PlanFailed(why))
-            outcome = StepOutcome(status=StepStatus.SKIPPED, fault=fault)
-            self._say(caller, StepState(outcome=self._record(run, step, outcome)))
+        passed_over = not_begun(run, step)
+        if passed_over is not None:
+            self._settle(caller, run, step, passed_over)
             return
         if step.once and not self._begun_first(run, step):
             message = (
@@ -244,12 +241,29 @@ class Plans:
             )
             fault = Fault.of(Unknown(message))
             outcome = StepOutcome(status=StepStatus.FAILED, fault=fault)
-            self._say(caller, StepState(outcome=self._record(run, step, outcome)))
+            self._settle(caller, run, step, outcome)
             return
+        since, again = 0, False
+        if ask.attachment:
+            bound = bind(run, step, ask.attachment)
+            if isinstance(bound, StepOutcome):
+                self._settle(caller, run, step, bound)
+                return
+            since, again = bound
+            if not again:
+                # Not waited for: lost only with a scheduler that dies at once.
+                self._outbox.persist(step_row(run, step.name))
         self._tell_of(run, step, "execute: {} at {}", ask.node or "any node")
         left_s = max(0.0, run.until_s - self._outbox.now_s)
         after = self._outbox.here if step.once else 0
-        self._say(caller, StepState(left_s=left_s, poll=run.poll), after=after)
+        state = StepState(left_s=left_s, poll=run.poll, since=since, again=again)
+        self._say(caller, state, after=after)
+
+    def _settle(
+        self, caller: Caller, run: Run, step: Step, outcome: StepOutcome
+    ) -> None:
+        """End a step that does not begin."""
+        self._say(caller, StepState(outcome=self._record(run, step, outcome)))
 
     def _begun_first(self, run: Run, step: Step) -> bool:
         if step.name in run.begun:
@@ -363,7 +377,7 @@ class Plans:
                 del self._runs[run.key]
                 self._effects.forget(run)
                 self._outbox.persist(Row(kind="plan", key=run.key, blob=None))
-                for name in run.outcomes:
+                for name in {**run.outcomes, **run.called}:
                     row = step_row(run, name)
                     self._outbox.persist(Row(kind="step", key=row.key, blob=None))
 
@@ -467,7 +481,11 @@ class Plans:
                 self._forget_later(run)
         for step in steps:
             found = self._runs.get(step.key)
-            if found is not None and step.step in found.steps and step.outcome:
+            if found is None or step.step not in found.steps:
+                continue
+            if step.attachment:
+                found.called[step.step] = (step.attachment, step.since)
+            if step.outcome:
                 found.note(step.step, step.outcome)
         self._effects.keep_only(self._runs.values())
         return said

@@ -31,6 +31,7 @@ from tensorcast_dask.scheduler_plugin.state.events import (
 )
 from tensorcast_dask.scheduler_plugin.state.ground import Ground
 from tensorcast_dask.scheduler_plugin.state.imports import Imports
+from tensorcast_dask.scheduler_plugin.state.instances import Instances
 from tensorcast_dask.scheduler_plugin.state.observed import Observed
 from tensorcast_dask.scheduler_plugin.state.operations import Caller
 from tensorcast_dask.scheduler_plugin.state.outcomes import Standing
@@ -57,6 +58,7 @@ from tensorcast_dask.tensors.messages import (
     Fact,
     Fault,
     HistoryAsked,
+    InstancesAsked,
     KeepCreating,
     ListArtifacts,
     LoadFile,
@@ -91,6 +93,7 @@ _QUESTIONS: Final = (
     Describe,
     ListArtifacts,
     NodesAsked,
+    InstancesAsked,
     ExplainAsked,
     Query,
     OperationAsked,
@@ -140,6 +143,7 @@ class Parts(Protocol):
     imports: Imports
     plans: Plans
     observed: Observed
+    instances: Instances
 
     def debug_state(self) -> dict[str, Fact]:
         """Count everything that must be back at its baseline when idle."""
@@ -270,6 +274,8 @@ class Requests:
                 self._parts.observed.signals.asked(caller, request)
             case HistoryAsked():
                 self._parts.observed.signals.history(caller, request)
+            case InstancesAsked():
+                self._parts.instances.asked(caller, request)
             case CancelAsked():
                 if not self._parts.observed.signals.cancel(request.asked):
                     self._operations.cancel(request.asked)

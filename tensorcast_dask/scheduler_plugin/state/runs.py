@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
 
 import msgspec
 
-from tensorcast_dask.exceptions import InvalidArgument, Mismatch, PlanFailed
+from tensorcast_dask.exceptions import InvalidArgument, Mismatch, PlanFailed, Unknown
 from tensorcast_dask.scheduler_plugin.state.checks import check_name
 from tensorcast_dask.scheduler_plugin.state.events import Row
 from tensorcast_dask.scheduler_plugin.state.operations import Caller
@@ -32,14 +33,20 @@ __all__ = [
     "PlanRow",
     "Run",
     "StepRow",
+    "bind",
     "bounded",
     "check_plan",
     "failure_of",
+    "not_begun",
     "progress_of",
     "row_of",
     "step_row",
     "to_do_again",
 ]
+
+
+#: Faults that leave it open whether a call was made.
+_IN_DOUBT: Final = frozenset({"Unknown", "DeadlineExceeded", "PeerLost"})
 
 
 class PlanRow(msgspec.Struct, array_like=True, frozen=True):
@@ -68,6 +75,9 @@ class StepRow(msgspec.Struct, array_like=True, frozen=True):
     step: str = ""
     kind: str = ""
     outcome: StepOutcome | None = None
+    #: Of a call of an instance: the life that it went to, and the run in which it did.
+    attachment: str = ""
+    since: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -92,6 +102,8 @@ class Run:
     steps: dict[str, Step] = field(default_factory=dict)
     outcomes: dict[str, StepOutcome] = field(default_factory=dict)
     begun: dict[str, None] = field(default_factory=dict)
+    #: Calls of instances: the life that each went to, and the run in which it did.
+    called: dict[str, tuple[str, int]] = field(default_factory=dict)
     timer: Timer | None = None
     #: Bytes of the values of `outcomes`.
     held_bytes: int = 0
@@ -113,6 +125,16 @@ class Run:
         if outcome is not None:
             self.outcomes[step] = outcome
             self.held_bytes += len(outcome.value)
+
+    def call_again(self, step: str) -> None:
+        """Forget a call that is known to be over, so that a resumed run makes it anew.
+
+        One whose end nobody knows stays: it is asked after, not made again.
+        """
+        outcome = self.outcomes.get(step)
+        fault = None if outcome is None else outcome.fault
+        if outcome is not None and (fault is None or fault.kind not in _IN_DOUBT):
+            self.called.pop(step, None)
 
     @property
     def subject(self) -> str:
@@ -146,6 +168,43 @@ def check_plan(ask: OpenPlan) -> PlanSpec:
         message = "the plan and its digest do not fit; use one release everywhere"
         raise Mismatch(message)
     return spec
+
+
+def not_begun(run: Run, step: Step) -> StepOutcome | None:
+    """Give what a step comes to that does not begin, since its run stops or one before it failed."""
+    if step.compensates:
+        return None
+    if run.stopping is not None:
+        return StepOutcome(status=StepStatus.CANCELLED, fault=run.stopping)
+    why = run.spec.why_not(step, run.outcomes)
+    if not why:
+        return None
+    fault = Fault.of(PlanFailed(why))
+    return StepOutcome(status=StepStatus.SKIPPED, fault=fault)
+
+
+def bind(run: Run, step: Step, attachment: str) -> tuple[int, bool] | StepOutcome:
+    """Hold a call to one life of its instance.
+
+    Returns
+    -------
+    (int, bool) or StepOutcome
+        The run in which it was begun first, and whether that was before; or what it came to,
+        where it went to another life.
+    """
+    known = run.called.setdefault(step.name, (attachment, 0))
+    if known == (attachment, 0):
+        run.called[step.name] = (attachment, run.run)
+        return run.run, False
+    if known[0] == attachment:
+        return known[1], True
+    message = (
+        f"step {step.name!r} was asked of instance {step.instance!r} before, of a process that is "
+        "gone; nobody knows how far it came. It is not asked of its successor: look at its "
+        "effects, then make a new plan"
+    )
+    fault = Fault.of(Unknown(message, {"instance": step.instance}))
+    return StepOutcome(status=StepStatus.FAILED, fault=fault)
 
 
 def bounded(run: Run, step: Step, outcome: StepOutcome) -> StepOutcome:
@@ -183,10 +242,18 @@ def step_row(run: Run, name: str) -> Row:
     """Write down how a step ended, or that it has not."""
     outcome = run.outcomes.get(name)
     key = f"{run.life:x}/{name}"
-    if outcome is None:
+    attachment, since = run.called.get(name, ("", 0))
+    if outcome is None and not attachment:
         return Row(kind="step", key=key, blob=None)
     kind = str(run.steps[name].kind)
-    row = StepRow(key=run.key, step=name, kind=kind, outcome=outcome)
+    row = StepRow(
+        key=run.key,
+        step=name,
+        kind=kind,
+        outcome=outcome,
+        attachment=attachment,
+        since=since,
+    )
     return packed("step", key, row)
 
 

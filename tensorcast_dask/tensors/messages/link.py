@@ -13,6 +13,13 @@ from tensorcast_dask.tensors.ids import (
     RequestId,
     Version,
 )
+from tensorcast_dask.tensors.messages.instances import (
+    DoDetach,
+    InstanceSeen,
+    InstancesHere,
+    SessionIn,
+    SessionOut,
+)
 from tensorcast_dask.tensors.messages.shared import (
     Fault,
     Location,
@@ -253,8 +260,10 @@ FromNode: TypeAlias = (
     | MayDrop
     | TaskProgress
     | TaskDone
+    | InstancesHere
     | InstanceLoad
     | InstanceGone
+    | SessionIn
 )
 ToNode: TypeAlias = (
     Challenge
@@ -271,4 +280,7 @@ ToNode: TypeAlias = (
     | DoCancel
     | DoLinger
     | DoEnd
+    | InstanceSeen
+    | DoDetach
+    | SessionOut
 )

@@ -143,6 +143,9 @@ class BeginStep(Message, frozen=True, kw_only=True):
     run: int
     step: str
     node: str = ""
+    #: Of a call of an instance: the life that it is to go to. It goes to no other, whoever
+    #: begins the step again.
+    attachment: str = ""
 
 
 class StepState(Wire, frozen=True, kw_only=True):
@@ -151,6 +154,10 @@ class StepState(Wire, frozen=True, kw_only=True):
     outcome: StepOutcome | None = None
     left_s: float = 0.0
     poll: bool = False
+    #: Of a call of an instance: the run in which it was begun first, which names it; and
+    #: whether that was before this request, so that it may have been made.
+    since: int = 0
+    again: bool = False
 
 
 class StepEffect(Message, frozen=True, kw_only=True):

@@ -17,6 +17,7 @@ from tensorcast_dask.tensors.ids import (
     SessionId,
     Version,
 )
+from tensorcast_dask.tensors.messages.instances import InstancesAsked
 from tensorcast_dask.tensors.messages.plans import (
     BeginStep,
     EndPlan,
@@ -550,6 +551,7 @@ SessionRequest: TypeAlias = (
     | SaveFile
     | ListArtifacts
     | NodesAsked
+    | InstancesAsked
     | ExplainAsked
     | Query
     | OperationAsked

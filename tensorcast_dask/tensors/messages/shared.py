@@ -129,6 +129,8 @@ class NodeCard(Wire, frozen=True, kw_only=True):
     tls: bool = False
     #: Lanes that its UCX has, the best first; () where it has none, or may not use it.
     ucx: tuple[str, ...] = ()
+    #: How many instances are attached, as far as the card was written anew since.
+    instances: int = 0
 
 
 class TierUse(Wire, frozen=True, kw_only=True):

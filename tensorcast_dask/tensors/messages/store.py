@@ -20,6 +20,28 @@ from tensorcast_dask.tensors.messages.devices import (
     DeviceOrder,
     NextOrder,
 )
+from tensorcast_dask.tensors.messages.instances import (
+    Attach,
+    Attached,
+    BeginLending,
+    Call,
+    CallAnswered,
+    CallDropped,
+    CallEnded,
+    CallInstance,
+    Changed,
+    Lend,
+    LendEnded,
+    Load,
+    Mutating,
+    Part,
+    PartAsked,
+    Replaced,
+    Seen,
+    SessionIn,
+    SessionOut,
+    Unlend,
+)
 from tensorcast_dask.tensors.messages.shared import (
     PROTOCOL,
     Fault,
@@ -41,6 +63,7 @@ __all__ = [
     "Done",
     "End",
     "Fill",
+    "FromInstance",
     "Hello",
     "LetGo",
     "LinkTarget",
@@ -60,6 +83,7 @@ __all__ = [
     "StoreSettings",
     "SumsAsked",
     "TlsFiles",
+    "ToInstance",
     "UcxOpen",
     "UcxOpened",
     "Welcome",
@@ -195,6 +219,8 @@ class Open(Message, frozen=True, kw_only=True):
     device: str = ""
     #: The reader keeps the slab open; else it copies and closes it at once.
     share: bool = False
+    #: The reader can read another process's memory.
+    lent: bool = False
 
 
 class Opened(Message, frozen=True, kw_only=True):
@@ -206,6 +232,11 @@ class Opened(Message, frozen=True, kw_only=True):
     mapped: bool
     #: The slab on the device; the description is what holds it, and says who has it open.
     handle: bytes = b""
+    #: Memory of an instance, where `Open.lent` allows it: whose, where (as in `Fill`), and
+    #: which content; a reader that cannot read it asks for chunks instead.
+    pid: int = 0
+    spans: bytes = b""
+    stamp: int = 0
 
 
 class ChunkMapAsked(Message, frozen=True, kw_only=True):
@@ -431,6 +462,18 @@ class Refused(Message, frozen=True, kw_only=True):
     fault: Fault
 
 
+FromInstance: TypeAlias = (
+    Attach
+    | Changed
+    | Load
+    | CallEnded
+    | SessionIn
+    | BeginLending
+    | Lend
+    | Mutating
+    | Unlend
+    | Part
+)
 StoreRequest: TypeAlias = (
     Hello
     | Proof
@@ -451,6 +494,8 @@ StoreRequest: TypeAlias = (
     | Adopt
     | LetGo
     | End
+    | CallInstance
+    | FromInstance
 )
 StoreReply: TypeAlias = (
     Challenge
@@ -464,6 +509,12 @@ StoreReply: TypeAlias = (
     | DeviceOrder
     | State
     | Adopted
+    | Attached
+    | CallAnswered
     | Done
     | Refused
+)
+#: What is said to an instance at any time; answers to its own requests come between.
+ToInstance: TypeAlias = (
+    Call | CallDropped | Seen | SessionOut | Replaced | PartAsked | LendEnded
 )

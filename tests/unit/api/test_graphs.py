@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tensorcast_dask.api.plans.graph import NODE, compile_plan
+from tensorcast_dask.api.plans.graph import NODE, Place, compile_plan
 from tensorcast_dask.api.plans.tasks import Ticket
 from tensorcast_dask.scheduler_plugin import dask_private
 from tensorcast_dask.tensors.contexts import Context
@@ -11,7 +11,7 @@ from tensorcast_dask.tensors.plans import PlanSpec
 from tests.kit.plans import chain, noop
 
 TICKET = Ticket("roll-out", 7)
-PLACES = {"w1": ("n1", "tcp://a:1"), "gone": ("gone", "")}
+PLACES = {"w1": Place("n1", "tcp://a:1"), "gone": Place("gone")}
 
 
 def graph(spec: PlanSpec, **more: object) -> dict[str, set[str]]:

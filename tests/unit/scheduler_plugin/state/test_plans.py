@@ -473,3 +473,77 @@ def test_the_story_of_a_run_is_told_in_order() -> None:
         "report",
     ]
     assert words("plan:k/s39") == ["execute", "record"]
+
+
+def call(name: str) -> Step:
+    return Step(
+        name=name, kind=Kind.CALL, instance="e", options={"function": "f"}, args=b"x"
+    )
+
+
+def begin(r: Runner, step: str, attachment: str) -> m.StepState:
+    ask = m.BeginStep(
+        rid=r.program.rid(), key=r.key, run=r.run, step=step, attachment=attachment
+    )
+    return r.program.call(ask, m.StepState)
+
+
+def test_a_call_is_held_to_one_life_of_its_instance() -> None:
+    _, _, r = scene()
+    run = r.open(PlanSpec(steps=(call("a"),)).check()).run
+    first = begin(r, "a", "life-1")
+    assert (first.since, first.again) == (run, False)
+    again = begin(r, "a", "life-1")
+    assert (again.since, again.again) == (run, True)
+    other = begin(r, "a", "life-2").outcome
+    assert other is not None
+    assert other.fault is not None
+    assert (other.status, other.fault.kind) == (StepStatus.FAILED, "Unknown")
+
+
+def test_a_resumed_run_asks_after_a_call_whose_end_is_not_known() -> None:
+    d, _, r = scene()
+    first = r.open(PlanSpec(steps=(call("a"),)).check()).run
+    begin(r, "a", "life-1")
+    d.tell(PlanDropped(key="k", run=first, why="its task is gone"))
+    r.resume()
+    again = begin(r, "a", "life-1")
+    assert (again.since, again.again) == (first, True)
+
+
+def test_a_resumed_run_makes_a_call_anew_that_is_known_to_have_failed() -> None:
+    _, _, r = scene()
+    first = r.open(PlanSpec(steps=(call("a"),)).check()).run
+    begin(r, "a", "life-1")
+    r.ended("a", StepStatus.FAILED, fault=m.Fault(kind="CallFailed", message="no"))
+    r.end()
+    second = r.resume().run
+    assert second != first
+    again = begin(r, "a", "life-2")
+    assert (again.since, again.again) == (second, False)
+
+
+@pytest.mark.parametrize("kind", ["Unknown", "DeadlineExceeded", "PeerLost"])
+def test_a_resumed_run_does_not_give_a_call_in_doubt_to_another_life(kind: str) -> None:
+    _, _, r = scene()
+    r.open(PlanSpec(steps=(call("a"),)).check())
+    begin(r, "a", "life-1")
+    r.ended("a", StepStatus.FAILED, fault=m.Fault(kind=kind, message="who knows"))
+    r.end()
+    r.resume()
+    outcome = begin(r, "a", "life-2").outcome
+    assert outcome is not None
+    assert outcome.fault is not None
+    assert outcome.fault.kind == "Unknown"
+
+
+def test_the_life_that_a_call_went_to_is_known_after_a_restart() -> None:
+    d, _, r = scene()
+    first = r.open(PlanSpec(steps=(call("a"),)).check()).run
+    begin(r, "a", "life-1")
+    after = d.restart()
+    after.node("a")
+    later = Runner(after.program())
+    later.run = first
+    again = begin(later, "a", "life-1")
+    assert (again.since, again.again) == (first, True)

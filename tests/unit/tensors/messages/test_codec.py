@@ -16,12 +16,20 @@ from tensorcast_dask.tensors.messages import (
     SessionRequest,
     StoreReply,
     StoreRequest,
+    ToInstance,
     ToNode,
     decode,
     encode,
 )
 
-CONVERSATIONS = [StoreRequest, StoreReply, FromNode, ToNode, SessionRequest]
+CONVERSATIONS = [
+    StoreRequest,
+    StoreReply,
+    ToInstance,
+    FromNode,
+    ToNode,
+    SessionRequest,
+]
 ABORT = Abort(rid=RequestId("r"), generation=Generation(7))
 
 

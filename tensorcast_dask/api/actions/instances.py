@@ -1,0 +1,91 @@
+"""Calls of instances, by way of the store that each is attached to."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from tensorcast_dask.api.artifact import Artifact
+from tensorcast_dask.exceptions import NotFound
+from tensorcast_dask.tensors import values
+from tensorcast_dask.tensors.messages import (
+    ArtifactInfo,
+    CallAnswered,
+    CallInstance,
+    Instances,
+    InstancesAsked,
+)
+
+if TYPE_CHECKING:
+    from tensorcast_dask.api.connection.core import Core
+    from tensorcast_dask.api.connection.deadlines import Deadline
+    from tensorcast_dask.tensors.messages import InstanceState, NodeCard
+
+__all__ = ["call", "find", "listed", "packed", "result_of"]
+
+#: What a call that only looks may take.
+_POLL_S: Final = 0.05
+
+
+async def listed(core: Core, limit: Deadline) -> tuple[InstanceState, ...]:
+    """Ask the catalog for all instances."""
+    request = InstancesAsked(rid=core.link.next_rid())
+    found = await core.ask(request, Instances, limit)
+    core.stores.learn(state.card for state in found.instances)
+    return found.instances
+
+
+async def find(core: Core, name: str, limit: Deadline) -> InstanceState:
+    """Find one by its name.
+
+    Raises
+    ------
+    NotFound
+        When none is attached under it.
+    """
+    there = await listed(core, limit)
+    for state in there:
+        if state.record.name == name:
+            return state
+    known = ", ".join(repr(state.record.name) for state in there) or "none"
+    message = f"no instance {name!r} is attached; there are: {known}"
+    raise NotFound(message, {"instance": name})
+
+
+def packed(args: Any, kwargs: dict[str, Any]) -> bytes:
+    """Pack the arguments of a call."""
+
+    def lowered(value: Any) -> Any:
+        if isinstance(value, Artifact):
+            return value.info
+        if isinstance(value, list | tuple):
+            return [lowered(one) for one in value]
+        if isinstance(value, dict):
+            return {name: lowered(one) for name, one in value.items()}
+        return value
+
+    return values.pack([lowered(list(args)), lowered(kwargs)], what="the arguments")
+
+
+def call(
+    core: Core,
+    card: NodeCard,
+    request: CallInstance,
+    limit: Deadline,
+) -> bytes:
+    """Call an instance by way of its node. Blocks."""
+    left_s = max(limit.left_s(), _POLL_S) if limit.poll else limit.left_s()
+    request = msgspec.structs.replace(request, deadline_s=left_s)
+    frame = core.stores.ask(card, request, CallAnswered, limit)
+    return frame.message.value
+
+
+def result_of(raw: bytes, session: Any) -> Any:
+    """Give what a function returned, as a program meets it."""
+
+    def meet(reference: values.Reference) -> object:
+        assert isinstance(reference, ArtifactInfo), "instances: results have no steps"
+        return Artifact(reference, session)
+
+    return values.unpack(raw, meet)

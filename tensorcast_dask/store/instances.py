@@ -1,0 +1,403 @@
+"""The shell of instances: their connections, calls to them, memory that they lend.
+
+Rules:
+
+1. `Attachments` decides under the core's lock; what is said to an instance is sent outside of
+   it, one frame at a time.
+2. The death of an instance is seen by pidfd at the next tick, and by the end of its connection
+   at once; a child that it forked may hold the connection open.
+3. Words of the catalog go out through one thread of their own: the link's must not wait for an
+   instance that stands still. One that takes nothing for a while is let go.
+4. What an instance lends is a node of its own in the catalog, whose link this store keeps and
+   whose readers it answers.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import queue
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from tensorcast_dask.dataplane import faults
+from tensorcast_dask.dataplane.hosts import PidWatch
+from tensorcast_dask.dataplane.server import Peer, Reply
+from tensorcast_dask.exceptions import (
+    DeadlineExceeded,
+    InvalidArgument,
+    PeerLost,
+    TensorCastError,
+)
+from tensorcast_dask.store.core import now_s
+from tensorcast_dask.store.loans import Loans
+from tensorcast_dask.store.state.instances import (
+    Answer,
+    Attachments,
+    HangUp,
+    Instruction,
+    Say,
+    Tell,
+)
+from tensorcast_dask.tensors.messages import (
+    Attach,
+    Attached,
+    BeginLending,
+    CallEnded,
+    CallInstance,
+    Changed,
+    DoDetach,
+    Done,
+    Fault,
+    InstanceSeen,
+    InstancesHere,
+    Lend,
+    Load,
+    Mutating,
+    Part,
+    Seen,
+    SessionIn,
+    SessionOut,
+    Unlend,
+)
+
+if TYPE_CHECKING:
+    from tensorcast_dask.dataplane.framing import Payload
+    from tensorcast_dask.dataplane.lending import Lending
+    from tensorcast_dask.store.core import Core
+    from tensorcast_dask.store.identity import Identity
+    from tensorcast_dask.tensors.ids import NodeId, SessionId
+    from tensorcast_dask.tensors.messages import (
+        CallAnswered,
+        FromInstance,
+        NodeCard,
+        ToInstance,
+    )
+
+__all__ = ["InstanceDesk"]
+
+logger = logging.getLogger(__name__)
+
+_NOTE: Final = "attachment"
+#: How long an instance may take nothing of what the catalog says.
+_TAKES_S: Final = 2.0
+
+
+@dataclass(slots=True, eq=False)
+class _Wait:
+    """Somebody who waits for an outcome."""
+
+    done: threading.Lock = field(default_factory=threading.Lock)
+    outcome: CallAnswered | Fault | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Attached:
+    """The connection of one instance."""
+
+    peer: Peer
+    watch: PidWatch
+    loans: Loans
+    sessions: set[SessionId] = field(default_factory=set)
+
+
+class InstanceDesk:
+    """Everything that this store has to do with instances.
+
+    Parameters
+    ----------
+    core : Core
+        Its lock, and how the catalog is told.
+    identity : Identity
+        Who we are and where the catalog is.
+    """
+
+    def __init__(self, core: Core, identity: Identity) -> None:
+        self._core = core
+        self._identity = identity
+        self.attachments = Attachments()
+        self._here: dict[str, _Attached] = {}
+        self._askers = itertools.count(1)
+        self._waits: dict[int, _Wait] = {}
+        #: Whether the catalog listens.
+        self.up = False
+        #: What the catalog's word leads to.
+        self._words: queue.SimpleQueue[list[Instruction] | None] = queue.SimpleQueue()
+        self._sayer = threading.Thread(
+            target=self._run_sayer, name="tensorcast-instances", daemon=True
+        )
+
+    # -------------------------------------------------------------- requests
+    def handle(
+        self, request: CallInstance | FromInstance, payload: Payload, peer: Peer
+    ) -> Reply:
+        """Carry one request out."""
+        match request:
+            case CallInstance():
+                return Reply(message=self.call(request))
+            case Attach():
+                return Reply(message=self._attach(request, peer))
+            case _:
+                return self._of_instance(request, payload, peer)
+
+    def _of_instance(
+        self,
+        request: Changed
+        | Load
+        | CallEnded
+        | SessionIn
+        | BeginLending
+        | Lend
+        | Mutating
+        | Unlend
+        | Part,
+        payload: Payload,
+        peer: Peer,
+    ) -> Reply:
+        attachment: str = peer.notes.get(_NOTE, "")
+        here = self._here.get(attachment)
+        if here is None:
+            message = f"{type(request).__name__} is an instance's word; attach first"
+            raise InvalidArgument(message)
+        nothing = Reply(message=None)
+        match request:
+            case CallEnded():
+                with self._core.lock:
+                    done = self.attachments.ended(attachment, request)
+                self._do(done)
+                return nothing
+            case Load():
+                with self._core.lock:
+                    self.attachments.pushed(attachment, request, now_s=now_s())
+                return nothing
+            case Changed():
+                with self._core.lock:
+                    done = self.attachments.changed(attachment, request.record)
+                self._do(done)
+                return Reply(message=Done())
+            case SessionIn():
+                here.sessions.add(request.session)
+                self._core.tell(request)
+                return nothing
+            case Part():
+                here.loans.part_came(request, payload)
+                return nothing
+            case BeginLending() | Lend() | Mutating() | Unlend():
+                record = self.attachments.record(attachment)
+                if record is not None:
+                    here.loans.take(request, record)
+                return Reply(message=Done())
+
+    # -------------------------------------------------------------- attaching
+    def _attach(self, request: Attach, peer: Peer) -> Attached:
+        if not peer.unix:
+            message = "a process attaches on its own host only, over the unix socket"
+            raise InvalidArgument(message)
+        watch = PidWatch.of_peer(peer.stream.sock)
+        attachment = request.record.attachment
+        record = msgspec.structs.replace(request.record, pid=peer.pid or watch.pid)
+        self._gone(attachment, "it attached anew")
+        with self._core.lock:
+            try:
+                done = self.attachments.attach(record)
+            except TensorCastError:
+                watch.close()
+                raise
+            loans = Loans(
+                attachment,
+                watch,
+                core=self._core,
+                identity=self._identity,
+                say=lambda message: self._say(attachment, message),
+                say_later=lambda message: self._words.put(
+                    [Say(attachment=attachment, message=message)]
+                ),
+            )
+            self._here[attachment] = _Attached(peer, watch, loans)
+            peer.notes[_NOTE] = attachment
+        # Who was there before is told first; the answer to this one follows.
+        self._do(done)
+        self._count()
+        logger.info("instance %r attached, process %d", record.name, record.pid)
+        return Attached(
+            card=self._identity.card,
+            cluster=self._identity.cluster,
+            up=self.up,
+            chunk_bytes=self._core.settings.chunk_bytes,
+        )
+
+    def _count(self) -> None:
+        with self._core.lock:
+            self._identity.has_instances(len(self.attachments))
+
+    def _gone(self, attachment: str, why: str) -> None:
+        with self._core.lock:
+            here = self._here.pop(attachment, None)
+            done = self.attachments.gone(attachment, why)
+        self._do(done)
+        if here is not None:
+            self._clear(here, why)
+
+    def _clear(self, here: _Attached, why: str) -> None:
+        """End what an instance that is gone has left."""
+        here.peer.notes.pop(_NOTE, None)
+        here.peer.close()
+        here.watch.close()
+        for session in here.sessions:
+            self._core.tell(SessionIn(session=session, raw=b""))
+        here.loans.close(why)
+        self._count()
+
+    def closed(self, peer: Peer) -> None:
+        """Take the news that a connection ended."""
+        attachment = peer.notes.get(_NOTE, "")
+        if attachment:
+            self._gone(attachment, "its connection ended")
+
+    def tick(self) -> None:
+        """Look at the clock, and who has died."""
+        dead = [name for name, here in list(self._here.items()) if here.watch.is_gone()]
+        for attachment in dead:
+            self._gone(attachment, "its process ended")
+        with self._core.lock:
+            done = self.attachments.tick(now_s=now_s())
+        self._do(done)
+
+    # -------------------------------------------------------------- calls
+    def call(self, request: CallInstance) -> CallAnswered:
+        """Call an instance and wait for the outcome."""
+        asker, wait = next(self._askers), _Wait()
+        wait.done.acquire()
+        with self._core.lock:
+            done = self.attachments.call(asker, request)
+            self._waits[asker] = wait
+        try:
+            self._do(done)
+            faults.point("instance.asked", detail=request.function)
+            if not wait.done.acquire(timeout=min(request.deadline_s, 1e6)):
+                with self._core.lock:
+                    done = self.attachments.gave_up(asker)
+                self._do(done)
+                wait.done.acquire()
+        finally:
+            del self._waits[asker]
+        outcome = wait.outcome
+        assert outcome is not None, "store: a wait ends with an outcome"
+        if isinstance(outcome, Fault):
+            raise outcome.error()
+        return outcome
+
+    # -------------------------------------------------------------- instructions
+    def _do(self, told: list[Instruction]) -> None:
+        for instruction in told:
+            match instruction:
+                case Answer():
+                    wait = self._waits[instruction.asker]
+                    wait.outcome = instruction.outcome
+                    wait.done.release()
+                case Say():
+                    self._say(instruction.attachment, instruction.message)
+                case Tell():
+                    self._core.tell(instruction.message)
+                case HangUp():
+                    with self._core.lock:
+                        here = self._here.pop(instruction.attachment, None)
+                    if here is not None:
+                        self._clear(here, "it was let go")
+
+    def _say(
+        self, attachment: str, message: ToInstance, until_s: float | None = None
+    ) -> None:
+        here = self._here.get(attachment)
+        if here is None:
+            return
+        try:
+            with here.peer.sending:
+                here.peer.stream.send(message, until_s=until_s or now_s() + _TAKES_S)
+        except (PeerLost, DeadlineExceeded) as error:
+            # Half a frame may be out: the connection is of no more use.
+            logger.warning("an instance takes nothing: %s", error)
+            here.peer.close()
+
+    # -------------------------------------------------------------- the catalog
+    def start(self) -> None:
+        """Begin to carry words of the catalog."""
+        self._sayer.start()
+
+    def stop(self, *, within_s: float) -> None:
+        """Let everybody go."""
+        for attachment in list(self._here):
+            with self._core.lock:
+                done = self.attachments.let_go(attachment, "the node ends")
+            self._do(done)
+        self._words.put(None)
+        if self._sayer.ident is not None:
+            self._sayer.join(within_s)
+
+    def greeted(self) -> InstancesHere:
+        """Say who is here; sessions are opened anew by their instances."""
+        self.up = True
+        with self._core.lock:
+            here = self.attachments.all_here()
+        self._words.put(
+            [
+                Say(attachment=one.attachment, message=Seen(term=one.term))
+                for one in here.records
+            ]
+        )
+        for one in list(self._here.values()):
+            one.loans.aim()
+        return here
+
+    def link_down(self) -> None:
+        """Note that the catalog does not listen."""
+        if self.up:
+            self.up = False
+            away = [
+                Say(attachment=one, message=Seen(up=False)) for one in list(self._here)
+            ]
+            self._words.put(list[Instruction](away))
+
+    def told(self, message: InstanceSeen | DoDetach | SessionOut) -> None:
+        """Take a word of the catalog, in the link's thread (rule 3)."""
+        done: list[Instruction] = []
+        match message:
+            case InstanceSeen():
+                with self._core.lock:
+                    done = self.attachments.seen(message.attachment, message.term)
+            case DoDetach():
+                with self._core.lock:
+                    done = self.attachments.let_go(message.attachment, message.why)
+            case SessionOut():
+                done += [
+                    Say(attachment=attachment, message=message)
+                    for attachment, here in list(self._here.items())
+                    if message.session in here.sessions
+                ]
+        self._words.put(done)
+
+    def _run_sayer(self) -> None:
+        while (told := self._words.get()) is not None:
+            try:
+                self._do(told)
+            except Exception:
+                logger.exception("a word of the catalog was not carried")
+
+    # -------------------------------------------------------------- lent memory
+    def lending(self, node: NodeId) -> Lending | None:
+        """Find who answers the readers of an instance's memory."""
+        here = self._here.get(node)
+        return None if here is None else here.loans.lending
+
+    def guest(self, node: NodeId) -> NodeCard | None:
+        """Give the card of an instance that lends, for its readers."""
+        lending = self.lending(node)
+        return None if lending is None else lending.card
+
+    @property
+    def calls(self) -> int:
+        """How many callers wait."""
+        return len(self._waits)
