@@ -35,6 +35,7 @@ BARS: dict[str, int] = {
     "busy_tasks": 300,
     "plans": 120,
     "signals": 300,
+    "instances": 180,
     "worker_death": 120,
     "scheduler_death": 120,
 }
