@@ -41,12 +41,12 @@ from tensorcast_dask.scheduler_plugin.state.runs import (
     bind,
     bounded,
     check_plan,
-    failure_of,
     not_begun,
     progress_of,
     row_of,
     step_row,
     to_do_again,
+    verdict,
 )
 from tensorcast_dask.tensors.ids import Generation
 from tensorcast_dask.tensors.messages import (
@@ -342,16 +342,7 @@ class Plans:
             if step.name not in run.outcomes:
                 outcome = StepOutcome(status=StepStatus.CANCELLED, fault=run.stopping)
                 self._record(run, step, outcome)
-        ended = [run.outcomes[one.name] for one in run.spec.ordinary]
-        if run.stopping is not None:
-            cancelled = run.stopping.kind == "PlanFailed"
-            status = RunStatus.CANCELLED if cancelled else RunStatus.FAILED
-            fault: Fault | None = run.stopping
-        elif all(one.status is StepStatus.DONE for one in ended):
-            status, fault = RunStatus.DONE, None
-        else:
-            status, fault = RunStatus.FAILED, failure_of(run)
-        self._over(run, status, fault)
+        self._over(run, *verdict(run))
 
     def _over(self, run: Run, status: RunStatus, fault: Fault | None) -> None:
         run.status, run.fault = status, fault

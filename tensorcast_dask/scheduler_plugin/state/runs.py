@@ -42,6 +42,7 @@ __all__ = [
     "row_of",
     "step_row",
     "to_do_again",
+    "verdict",
 ]
 
 
@@ -282,6 +283,17 @@ def progress_of(run: Run) -> Reading:
         **{str(one): ended.count(one) for one in StepStatus},
         "moved_bytes": sum(one.moved_bytes for one in run.outcomes.values()),
     }
+
+
+def verdict(run: Run) -> tuple[RunStatus, Fault | None]:
+    """Say how a run ended whose steps have all ended."""
+    if run.stopping is not None:
+        cancelled = run.stopping.kind == "PlanFailed"
+        return RunStatus.CANCELLED if cancelled else RunStatus.FAILED, run.stopping
+    ended = [run.outcomes[one.name] for one in run.spec.ordinary]
+    if all(one.status is StepStatus.DONE for one in ended):
+        return RunStatus.DONE, None
+    return RunStatus.FAILED, failure_of(run)
 
 
 def failure_of(run: Run) -> Fault:
