@@ -123,7 +123,7 @@ def run_resolve(state: dict[str, Any], for_s: float) -> list[float]:
 
 
 def run_commits(state: dict[str, Any], for_s: float, prefix: str) -> int:
-    """Each session publishes small artifacts, one after the other; how many."""
+    """Each session puts and publishes small artifacts, one after the other; how many of both."""
     import numpy as np
 
     value = np.zeros(64, dtype=np.uint8)
@@ -132,8 +132,8 @@ def run_commits(state: dict[str, Any], for_s: float, prefix: str) -> int:
         stop, made = time.perf_counter() + for_s, 0
         while time.perf_counter() < stop:
             name = f"{prefix}-{os.getpid()}-{number}-{made}"
-            await cast.put(value, name)
-            made += 1
+            await cast.publish(await cast.put(value, name))
+            made += 2
         return made
 
     async def go() -> int:
@@ -214,7 +214,7 @@ class BareCommits:
         self._at = 0
 
     def rate(self, groups: Groups, for_s: float) -> float:
-        """Puts a second that a loop would commit in such groups."""
+        """Puts and publishes a second that a loop would commit in such groups."""
         size, nbytes = max(1, round(groups.rows_each)), round(groups.bytes_each)
         columns = [[1] * size, ["artifact"] * size, ["key" * 8] * size]
         columns += [[b"b" * nbytes] * size, [7] * size]
@@ -315,7 +315,7 @@ def main(sizes: Sizes) -> None:
 
         emit(
             paired(
-                "durable puts from 16 sessions",
+                "durable puts and publishes from 16 sessions",
                 commits,
                 lambda: bare.rate(seen[-1], sizes.rate_s),
                 unit="1/s",

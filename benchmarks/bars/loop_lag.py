@@ -1,14 +1,13 @@
 """Lag of the event loops of scheduler and worker while 1 GiB moves, back to back.
 
 The reference is the same loops, idle, while two unrelated processes move the same bytes
-through plain sockets for as long.
+through plain sockets for as long: neither shares an interpreter with a loop.
 """
 
 from __future__ import annotations
 
 import asyncio
 import statistics
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 from benchmarks import product
 from benchmarks.bars.pull import Puller
 from benchmarks.harness import emit, paired
+from benchmarks.helpers import Helper
 from benchmarks.raw import Wire
 from benchmarks.sizes import Sizes, parse
 
@@ -46,6 +46,30 @@ def stop_probe(dask_worker: Any = None, dask_scheduler: Any = None) -> float:
     return statistics.quantiles(list(server._bench_lags), n=100)[-1] * 1e3
 
 
+# ------------------------------------------------------------------ in a helper
+_wires: list[Wire] = []
+
+
+def open_wire(size: int) -> tuple[str, int, str]:
+    """Make both ends; the best way between them."""
+    _wires.append(Wire(size))
+    return _wires[0].best(fresh=False, rounds=1)[0]
+
+
+def receive_for(seconds: float, way: tuple[str, int, str]) -> int:
+    """Receive everything again and again; how often."""
+    stop, moved = time.monotonic() + seconds, 0
+    while time.monotonic() < stop:
+        _wires[0].seconds(way, fresh=False)
+        moved += 1
+    return moved
+
+
+def close_wire() -> None:
+    """End the sender."""
+    _wires.pop().close()
+
+
 def main(sizes: Sizes) -> None:
     """One line for each kind of server."""
     with (
@@ -54,26 +78,24 @@ def main(sizes: Sizes) -> None:
     ):
         first = product.one_node(cast)
         cast.put(product.big_array(sizes.big_bytes), "bench/big", worker=first)
-        puller, wire = Puller(cast, "bench/big"), Wire(sizes.big_bytes)
-        best, _ = wire.best(fresh=False, rounds=1)
+        puller, plain = Puller(cast, "bench/big"), Helper("raw-receiver")
+        best = plain(open_wire, sizes.big_bytes)
         puller.seconds()
         moved = {"product": 0, "plain": 0}
         lags: dict[str, list[dict[str, float]]] = {"product": [], "plain": []}
 
-        def window(kind: str, move: Callable[[], object]) -> float:
+        def pull_for(seconds: float) -> int:
+            stop, pulls = time.monotonic() + seconds, 0
+            while time.monotonic() < stop:
+                puller.seconds()
+                pulls += 1
+            return pulls
+
+        def window(kind: str, move_for: Callable[[float], int]) -> float:
             client = cast.client
             client.run_on_scheduler(start_probe)
             client.run(start_probe)
-            stop = time.monotonic() + sizes.window_s
-
-            def keep_moving() -> None:
-                while time.monotonic() < stop:
-                    move()
-                    moved[kind] += 1
-
-            mover = threading.Thread(target=keep_moving)
-            mover.start()
-            mover.join()
+            moved[kind] += move_for(sizes.window_s)
             found = {"scheduler": client.run_on_scheduler(stop_probe)}
             found["worker"] = max(client.run(stop_probe).values())
             lags[kind].append(found)
@@ -82,8 +104,8 @@ def main(sizes: Sizes) -> None:
         emit(
             paired(
                 "event loops while 1 GiB moves, p99 of the worst",
-                lambda: window("product", puller.seconds),
-                lambda: window("plain", lambda: wire.seconds(best, fresh=False)),
+                lambda: window("product", pull_for),
+                lambda: window("plain", lambda s: plain(receive_for, s, best)),
                 bar=2,
                 better="lower",
                 pairs=sizes.pairs,
@@ -91,7 +113,8 @@ def main(sizes: Sizes) -> None:
                 notes={"moves": moved, "plain way": best, "p99 ms": lags},
             )
         )
-        wire.close()
+        plain(close_wire)
+        plain.close()
 
 
 if __name__ == "__main__":

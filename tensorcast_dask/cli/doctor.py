@@ -130,14 +130,19 @@ def _cgroups() -> Finding:
 
 def _budget() -> Finding:
     from tensorcast_dask.worker_plugin.dask_private import machine_bytes
-    from tensorcast_dask.worker_plugin.state.budgets import excess_of
+    from tensorcast_dask.worker_plugin.state.budgets import excess_of, oversold
 
     asked, has_bytes = Settings.read().node.host_memory, machine_bytes()
     if asked is None:
         text = f"half of a worker's share of {human_bytes(has_bytes)}"
     else:
         text = f"{asked:.0%} of the machine" if 0 < asked < 1 else human_bytes(asked)
-    excess = excess_of(asked, machine_bytes=has_bytes)
+    given = hosts.budgets(hosts.run_directory(Settings.read().run_dir))
+    if given:
+        text += f"; the {len(given)} that live here may take {human_bytes(sum(given))}"
+    excess = excess_of(asked, machine_bytes=has_bytes) or oversold(
+        given, machine_bytes=has_bytes
+    )
     return Finding(
         what="host memory of a node",
         found=text,

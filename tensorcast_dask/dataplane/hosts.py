@@ -35,6 +35,7 @@ __all__ = [
     "SOCKET_NAME",
     "PeerCredentials",
     "PidWatch",
+    "budgets",
     "cards",
     "check_length",
     "clean_dead",
@@ -217,6 +218,12 @@ def cards(cluster_dir: Path) -> list[NodeCard]:
         if card is not None and is_alive(card):
             found.append(card)
     return found
+
+
+def budgets(run_dir: Path) -> list[int]:
+    """Return what each store that lives here may take of host memory, whatever its cluster."""
+    found = [card for folder in _folders(run_dir) for card in cards(folder)]
+    return [card.host_memory_bytes for card in found if card.host_memory_bytes]
 
 
 def clean_dead(cluster_dir: Path) -> list[str]:

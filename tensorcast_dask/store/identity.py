@@ -73,6 +73,7 @@ class Identity:
             pid_start=hosts.process_start(os.getpid()),
             roles=settings.roles,
             labels=settings.labels,
+            host_memory_bytes=settings.host_memory_bytes,
             tls=link is not None and link.tls is not None,
         )
 
@@ -125,6 +126,7 @@ class Identity:
             mapping=request.mapping,
             labels=request.settings.labels,
             roles=request.settings.roles,
+            host_memory_bytes=request.settings.host_memory_bytes,
             tls=self.tls is not None,
         )
 

@@ -20,8 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from tensorcast_dask.dataplane import hosts
 from tensorcast_dask.exceptions import Mismatch, TensorCastError
 from tensorcast_dask.worker_plugin import dask_private, news, pressure
+from tensorcast_dask.worker_plugin.state.budgets import oversold
 from tensorcast_dask.worker_plugin.state.supervision import (
     Adopt,
     Adopted,
@@ -273,6 +275,12 @@ class Keeper:
             news.store_attends(
                 adopted.card, self._control.settings, self._control.folder, how=how
             )
+            excess = oversold(
+                hosts.budgets(self._control.folder.parent),
+                machine_bytes=dask_private.machine_bytes(),
+            )
+            if excess:
+                log.warning("worker %s: %s", self.worker.address, excess)
         if self._state.phase is Phase.ATTENDING:
             self._watch(adopted.card.node)
             if not again:

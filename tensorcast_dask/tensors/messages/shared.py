@@ -127,6 +127,8 @@ class NodeCard(Wire, frozen=True, kw_only=True):
     #: False while Dask's memory monitors would count our maps: tasks get copies.
     mapping: bool = True
     tls: bool = False
+    #: The host memory that it may take; what all of a host's may take is looked at by workers.
+    host_memory_bytes: int = 0
     #: Lanes that its UCX has, the best first; () where it has none, or may not use it.
     ucx: tuple[str, ...] = ()
     #: How many instances are attached, as far as the card was written anew since.

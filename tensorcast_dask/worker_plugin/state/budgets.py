@@ -9,11 +9,22 @@ Rules:
 3. A lowered limit keeps at least a quarter of the old one.
 4. A budget above what the machine (or its cgroup) has is taken for all of it, with a
    warning, as Dask does with a worker's memory limit.
+5. Budgets of all nodes of a host that come to more than the machine has are a warning too:
+   each store asks the machine itself before it takes more, so puts are refused, and nobody
+   is killed.
 """
 
 from __future__ import annotations
 
-__all__ = ["excess_of", "is_auto_limit", "lowered_limit_bytes", "node_budget_bytes"]
+from collections.abc import Sequence
+
+__all__ = [
+    "excess_of",
+    "is_auto_limit",
+    "lowered_limit_bytes",
+    "node_budget_bytes",
+    "oversold",
+]
 
 _MOST_WORKERS = 256
 
@@ -55,6 +66,17 @@ def excess_of(host_memory: float | None, *, machine_bytes: int) -> str:
     return (
         f"tensorcast.node.host-memory is {int(host_memory)} bytes, this machine or its "
         f"memory cgroup has {machine_bytes}: the node takes those; set it lower"
+    )
+
+
+def oversold(budgets: Sequence[int], *, machine_bytes: int) -> str:
+    """Say that all nodes of a host may take more than it has (rule 5); "" when they may not."""
+    if sum(budgets) <= machine_bytes:
+        return ""
+    return (
+        f"the {len(budgets)} nodes of this host may take {sum(budgets)} bytes of host memory "
+        f"together, this machine or its memory cgroup has {machine_bytes}: puts will be refused "
+        "before a node is full; set tensorcast.node.host-memory lower, it is for each node"
     )
 
 

@@ -138,6 +138,21 @@ def test_only_the_very_process_of_a_card_counts_as_alive(
     eventually(lambda: not hosts.is_alive(card), within_s=10)
 
 
+def test_budgets_are_those_of_stores_that_live_of_every_cluster(
+    tmp_path: Path, child: subprocess.Popen[bytes]
+) -> None:
+    tmp_path.chmod(0o700)
+    for name, pid, budget in (("a", os.getpid(), 5), ("b", child.pid, 7)):
+        folder = hosts.node_folder(hosts.cluster_folder(tmp_path, name), name)
+        card = msgspec.structs.replace(card_of(pid), host_memory_bytes=budget)
+        hosts.write_card(folder, card)
+    lender = hosts.node_folder(hosts.cluster_folder(tmp_path, "a"), "lender")
+    hosts.write_card(lender, card_of(os.getpid()))
+    assert sorted(hosts.budgets(tmp_path)) == [5, 7]
+    child.kill()
+    eventually(lambda: hosts.budgets(tmp_path) == [5], within_s=10)
+
+
 def test_stores_that_live_are_listed_and_dead_ones_cleaned(
     tmp_path: Path, child: subprocess.Popen[bytes]
 ) -> None:

@@ -9,6 +9,7 @@ from tensorcast_dask.worker_plugin.state.budgets import (
     is_auto_limit,
     lowered_limit_bytes,
     node_budget_bytes,
+    oversold,
 )
 
 MACHINE = 25_162_203_136
@@ -46,6 +47,14 @@ def test_more_than_the_machine_has_is_all_of_it_and_is_said() -> None:
     for fits in (None, 0, 0.5, 3 * GIB, MACHINE):
         assert excess_of(fits, machine_bytes=MACHINE) == ""
     assert "host-memory" in excess_of(MACHINE + 1, machine_bytes=MACHINE)
+
+
+def test_nodes_of_a_host_that_may_take_more_than_it_has_are_told_of() -> None:
+    assert oversold([], machine_bytes=MACHINE) == ""
+    assert oversold([MACHINE // 2, MACHINE // 2], machine_bytes=MACHINE) == ""
+    told = oversold([MACHINE // 2, MACHINE], machine_bytes=MACHINE)
+    assert "2 nodes" in told
+    assert str(MACHINE + MACHINE // 2) in told
 
 
 @pytest.mark.parametrize(
