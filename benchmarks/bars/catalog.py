@@ -54,7 +54,7 @@ class Groups:
 
     @property
     def puts_each(self) -> float:
-        """Puts that a group acknowledges, in the mean."""
+        """Puts and publishes that a group acknowledges, in the mean."""
         return self.puts / max(1, self.groups)
 
 
