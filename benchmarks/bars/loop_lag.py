@@ -47,27 +47,26 @@ def stop_probe(dask_worker: Any = None, dask_scheduler: Any = None) -> float:
 
 
 # ------------------------------------------------------------------ in a helper
-_wires: list[Wire] = []
-
-
-def open_wire(size: int) -> tuple[str, int, str]:
+def open_wire(state: dict[str, Any], size: int) -> tuple[str, int, str]:
     """Make both ends; the best way between them."""
-    _wires.append(Wire(size))
-    return _wires[0].best(fresh=False, rounds=1)[0]
+    state["wire"] = Wire(size)
+    return state["wire"].best(fresh=False, rounds=1)[0]
 
 
-def receive_for(seconds: float, way: tuple[str, int, str]) -> int:
+def receive_for(
+    state: dict[str, Any], seconds: float, way: tuple[str, int, str]
+) -> int:
     """Receive everything again and again; how often."""
     stop, moved = time.monotonic() + seconds, 0
     while time.monotonic() < stop:
-        _wires[0].seconds(way, fresh=False)
+        state["wire"].seconds(way, fresh=False)
         moved += 1
     return moved
 
 
-def close_wire() -> None:
+def close_wire(state: dict[str, Any]) -> None:
     """End the sender."""
-    _wires.pop().close()
+    state.pop("wire").close()
 
 
 def main(sizes: Sizes) -> None:
@@ -75,10 +74,11 @@ def main(sizes: Sizes) -> None:
     with (
         product.cluster(sizes, separate_hosts=True) as cluster,
         product.session(cluster) as cast,
+        Helper("raw-receiver") as plain,
     ):
         first = product.one_node(cast)
         cast.put(product.big_array(sizes.big_bytes), "bench/big", worker=first)
-        puller, plain = Puller(cast, "bench/big"), Helper("raw-receiver")
+        puller = Puller(cast, "bench/big")
         best = plain(open_wire, sizes.big_bytes)
         puller.seconds()
         moved = {"product": 0, "plain": 0}
@@ -114,7 +114,6 @@ def main(sizes: Sizes) -> None:
             )
         )
         plain(close_wire)
-        plain.close()
 
 
 if __name__ == "__main__":
