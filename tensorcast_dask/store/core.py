@@ -24,7 +24,7 @@ import msgspec
 
 from tensorcast_dask.dataplane import faults
 from tensorcast_dask.dataplane.hosts import process_start
-from tensorcast_dask.exceptions import Incomplete, TensorCastError
+from tensorcast_dask.exceptions import Gone, Incomplete
 from tensorcast_dask.store.records import NO_NODE, ready_of
 from tensorcast_dask.store.room import Room
 from tensorcast_dask.store.state import eviction
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from tensorcast_dask.tensors.ids import Generation, NodeId
     from tensorcast_dask.tensors.messages import FromNode, TierUse
 
-__all__ = ["Core", "Reading", "now_s", "tier_rows"]
+__all__ = ["Core", "Reading", "check_filled", "now_s", "tier_rows"]
 
 logger = logging.getLogger(__name__)
 
@@ -86,6 +86,19 @@ def tier_rows(settings: StoreSettings) -> list[TierRow]:
             )
         )
     return rows
+
+
+def check_filled(table: Table, generation: Generation, copy: Copy) -> None:
+    """Return when a copy is still being filled; under the lock.
+
+    Raises
+    ------
+    NotFound, Gone
+        When it was given up.
+    """
+    if table.filling(generation, copy.tier).copy is not copy:
+        message = f"generation {generation} was given up and is being written anew"
+        raise Gone(message, {"generation": generation})
 
 
 @dataclass(slots=True, eq=False)
@@ -152,20 +165,28 @@ class Core:
             When no room can be made in time; data: tier, what, needed, free.
         AlreadyExists, Gone, Incomplete, StaleOwner
             See `Table.reserve` and `NodeLease.check`.
+        NotFound, Gone
+            When it was given up while its memory was made.
         """
         filling = self._admit(wanted, until_s)
+        copy = filling.copy
         try:
             self.room.make(wanted, filling, until_s=until_s)
-        except TensorCastError:
+        except BaseException:
             self.abort(wanted.generation, wanted.tier)
             raise
+        finally:
+            with self.lock:
+                replica = self.table.replicas[wanted.generation]
+                self.room.give_back(self.table.release(replica, copy))
         with self.lock:
-            if filling.copy.life is Life.RESERVED:
-                filling.copy.life = Life.FILLING
+            check_filled(self.table, wanted.generation, copy)
+            copy.life = Life.FILLING
         faults.point("put.reserved", detail=wanted.id)
         return filling
 
     def _admit(self, wanted: Wanted, until_s: float) -> Filling:
+        """Take the room, with a lease: what has no memory yet cannot be given back."""
         while True:
             with self.lock:
                 if wanted.owner:
@@ -173,7 +194,10 @@ class Core:
                 self.table.may_reserve(wanted)
                 short = self.room.shortfall(wanted)
                 if short is None:
-                    return self.table.reserve(wanted)
+                    filling = self.table.reserve(wanted)
+                    replica = self.table.replicas[wanted.generation]
+                    self.table.lease(replica, filling.copy)
+                    return filling
             missing_bytes = short.missing_bytes
             if not self.room.relieve(wanted.tier, missing_bytes, until_s=until_s):
                 self.room.refuse(wanted.tier, short)
@@ -270,9 +294,18 @@ class Core:
         return self.shelf.get(copy.segment) if charges else None
 
     def hold(self, generation: Generation, copy: Copy) -> Reading:
-        """Take a lease on a copy that is being filled, for who fills it."""
+        """Take a lease on a copy that is being filled, for who fills it.
+
+        Raises
+        ------
+        Gone
+            When it was freed meanwhile: its memory may be somebody else's by now.
+        """
         with self.lock:
-            replica = self.table.replicas[generation]
+            replica = self.table.replicas.get(generation)
+            if replica is None or not any(own is copy for own in replica.copies):
+                message = f"generation {generation} was given up meanwhile"
+                raise Gone(message, {"generation": generation})
             self.table.lease(replica, copy)
             return Reading(replica, copy, self._file(copy))
 
@@ -303,8 +336,13 @@ class Core:
             for name in told:
                 self.tell(ReplicaDropped(generation=generation, tier=name, why=why))
 
-    def _evict(self, generation: Generation, tier: Tier) -> None:
-        self.drop(generation, tier, why="evicted: kept in another tier")
+    def _evict(self, generation: Generation, tier: Tier) -> bool:
+        with self.lock:
+            replica = self.table.replicas.get(generation)
+            if replica is None or not eviction.backed(replica, tier):
+                return False  # the other copy was evicted for the sake of this one
+            self.drop(generation, tier, why="evicted: kept in another tier")
+            return True
 
     # -------------------------------------------------------------- time
     def tick(self) -> None:

@@ -67,9 +67,9 @@ class Slabs:
                 wanted_of(replica, Tier.DEVICE, until_s), until_s=until_s
             )
             try:
-                source, target = (
-                    core.hold(generation, held.copy),
+                target, source = (  # the one that may be refused first
                     core.hold(generation, filling.copy),
+                    core.hold(generation, held.copy),
                 )
                 pin = replica.copy(Tier.PINNED)
                 ready = pin is not None and pin.life is Life.COMMITTED

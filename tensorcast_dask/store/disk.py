@@ -190,9 +190,11 @@ class Disk:
                     "disk; try again in a moment"
                 )
                 raise Incomplete(message)
-            core.reserve(
+            filling = core.reserve(
                 wanted_of(replica, Tier.DISK, now_s() + _WRITE_S), until_s=now_s()
             )
+            # A lease on it, so that a drop meanwhile finds the file that is being written.
+            target = core.hold(generation, filling.copy)
             try:
                 self._spool.write(
                     generation,
@@ -208,9 +210,9 @@ class Disk:
                     index=replica.index,
                     index_digest=replica.index_digest,
                 )
-            except BaseException:
+            finally:
                 core.abort(generation, Tier.DISK)
-                raise
+                core.release(target)
             return replica.nbytes
 
     def _kept(self, replica: Replica) -> _Kept:

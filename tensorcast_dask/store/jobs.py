@@ -185,7 +185,11 @@ class _Flight(Generic[R]):
 
 
 class Once(Generic[R]):
-    """Joins calls for the same thing."""
+    """Joins calls for the same thing.
+
+    That its time passed, or that it was cancelled, is the first one's own affair: who
+    waited for it then begins anew.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -199,21 +203,21 @@ class Once(Generic[R]):
         DeadlineExceeded
             When it was not done in time; it goes on for the others.
         """
-        with self._lock:
-            flight = self._flights.get(key)
-            mine = flight is None
-            if flight is None:
-                flight = self._flights[key] = _Flight()
-        if mine:
-            return self._lead(key, flight, work)
-        if not flight.ended.wait(max(0.0, until_s - time.monotonic())):
-            message = (
-                "the same bytes are being brought for somebody else, and not in time"
-            )
-            raise DeadlineExceeded(message)
-        if flight.error is not None:
-            raise flight.error
-        return flight.result  # type: ignore[return-value]  # set before `ended`
+        while True:
+            with self._lock:
+                flight = self._flights.get(key)
+                mine = flight is None
+                if flight is None:
+                    flight = self._flights[key] = _Flight()
+            if mine:
+                return self._lead(key, flight, work)
+            if not flight.ended.wait(max(0.0, until_s - time.monotonic())):
+                message = "the same bytes are being brought for somebody else, and not in time"
+                raise DeadlineExceeded(message)
+            if flight.error is None:
+                return flight.result  # type: ignore[return-value]  # set before `ended`
+            if not isinstance(flight.error, DeadlineExceeded):
+                raise flight.error
 
     def _lead(self, key: Hashable, flight: _Flight[R], work: Callable[[], R]) -> R:
         try:

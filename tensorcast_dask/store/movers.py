@@ -163,24 +163,28 @@ class Movers:
 
     # -------------------------------------------------------------- ways
     def _bring(self, order: DoPull, job: Job) -> Pulled:
-        if self._holds(order.generation, order.tier):
-            return _HERE
         if order.tier is Tier.HOST:
             return self._to_host(order, job)
+        if self._holds(order.generation, order.tier):
+            return _HERE
         medium = self._medium(order.tier)
-        brought = _HERE
-        if not self._holds(order.generation, Tier.HOST):
-            brought = self._to_host(order, job)
+        # Host memory may be where somebody else wants it at the same time (rule 2).
+        brought = self._once.run(
+            (order.generation, Tier.HOST),
+            lambda: self._to_host(order, job),
+            until_s=job.until_s,
+        )
         job.check()
         nbytes = medium.save(order.generation, until_s=job.until_s)
         if brought is _HERE:
             return Pulled(moved_bytes=nbytes, via=order.tier, sources=())
         if self._core.table.tiers[order.tier].row.over is None:
-            why = f"asked for in {order.tier} only"
-            self._core.drop(order.generation, Tier.HOST, why=why)
+            self._core.room.evict(order.generation, Tier.HOST)
         return brought
 
     def _to_host(self, order: DoPull, job: Job) -> Pulled:
+        if self._holds(order.generation, Tier.HOST):
+            return _HERE
         try:
             self._elsewhere(order.generation)
         except NotFound:

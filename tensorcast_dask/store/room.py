@@ -85,8 +85,8 @@ class Room:
         self.ask_leave: Callable[[list[Generation], float], bool] = _nobody_asked
         #: What keeps the bytes of the tiers that are not host memory.
         self.media: dict[Tier, Medium] = {}
-        #: Drops the copy of a generation in a tier that another tier backs.
-        self.evict: Callable[[Generation, Tier], None] = _nothing_to_evict
+        #: Drops the copy of a generation in a tier while another tier backs it; whether.
+        self.evict: Callable[[Generation, Tier], bool] = _nothing_to_evict
 
     # -------------------------------------------------------------- admission
     def shortfall(self, wanted: Wanted) -> budget.Shortfall | None:
@@ -307,8 +307,7 @@ class Room:
         except TensorCastError as error:
             logger.warning("generation %d is not spilled: %s", generation, error)
             return False
-        self.evict(generation, tier)
-        return True
+        return self.evict(generation, tier)
 
     def _wait(self, until_s: float) -> bool:
         """Wait a moment for readers that are about to end; whether one did."""
@@ -338,5 +337,6 @@ def _nobody_asked(generations: list[Generation], until_s: float) -> bool:
     return False
 
 
-def _nothing_to_evict(generation: Generation, tier: Tier) -> None:
+def _nothing_to_evict(generation: Generation, tier: Tier) -> bool:
     logger.debug("nothing evicts generation %d from %s", generation, tier)
+    return False

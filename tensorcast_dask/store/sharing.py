@@ -16,7 +16,7 @@ import msgspec
 
 from tensorcast_dask.dataplane.transports.base import Context, open_source
 from tensorcast_dask.exceptions import TensorCastError
-from tensorcast_dask.store.core import now_s
+from tensorcast_dask.store.core import check_filled, now_s
 from tensorcast_dask.store.records import digest_of_index
 from tensorcast_dask.tensors.ids import Generation, Incarnation, NodeId
 from tensorcast_dask.tensors.messages import Location
@@ -79,7 +79,9 @@ def share(
         os.close(fd)
         raise
     try:
-        core.shelf.lend(filling.copy.segment, fd, wanted.nbytes)
+        with core.lock:  # from here on a drop finds it
+            core.shelf.lend(filling.copy.segment, fd, wanted.nbytes)
+            check_filled(core.table, wanted.generation, filling.copy)
         same_cut = chunk_map.chunk_bytes == core.settings.chunk_bytes
         core.commit(
             wanted.generation,
@@ -91,5 +93,6 @@ def share(
         )
     except TensorCastError:
         core.abort(wanted.generation, wanted.tier)
+        core.shelf.close(filling.copy.segment)
         raise
     return Pulled(moved_bytes=0, via="shm", sources=(location.card.node,))

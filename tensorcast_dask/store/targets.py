@@ -54,14 +54,14 @@ class Target:
         if self._held is not None:
             return
         core, wanted = self._core, self._wanted
-        filling = core.reserve(wanted, until_s=until_s)
+        filling = self._filling = core.reserve(wanted, until_s=until_s)
         count = chunk_count(wanted.nbytes, chunk_bytes)
         with core.lock:
             self._held = core.hold(wanted.generation, filling.copy)
             self._held.replica.index = index
             filling.chunk_bytes = chunk_bytes
             filling.have = bytearray(-(-count // 8))
-        self._filling, self._chunk_bytes = filling, chunk_bytes
+        self._chunk_bytes = chunk_bytes
 
     def place(self, chunk: int, length: int) -> memoryview | FileRange:
         """Return where a chunk is to be received."""
@@ -87,4 +87,5 @@ class Target:
         held, self._held = self._held, None
         if held is not None:
             self._core.release(held)
-        self._core.abort(self._wanted.generation, self._wanted.tier)
+        if self._filling is not None:
+            self._core.abort(self._wanted.generation, self._wanted.tier)

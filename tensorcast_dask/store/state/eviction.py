@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tensorcast_dask.store.state.table import Table
     from tensorcast_dask.tensors.ids import Generation
 
-__all__ = ["Plan", "plan", "uses"]
+__all__ = ["Plan", "backed", "plan", "uses"]
 
 
 @dataclass(slots=True)
@@ -96,7 +96,7 @@ def plan(
         replica = table.replicas[generation]
         if not free(replica):
             continue
-        if _backed(replica, tier):
+        if backed(replica, tier):
             found.drop.append(replica.generation)
             found.frees_bytes += frees_bytes
         else:
@@ -133,7 +133,8 @@ def _busy(table: Table, generation: Generation, now_s: float) -> bool:
     return generation in table.leased or table.pins.get(generation, 0.0) > now_s
 
 
-def _backed(replica: Replica, tier: Tier) -> bool:
+def backed(replica: Replica, tier: Tier) -> bool:
+    """Say whether another tier of this node has the bytes of a copy too."""
     return any(
         copy.life is Life.COMMITTED and copy.tier is not tier and not copy.mark
         for copy in replica.copies
@@ -161,7 +162,7 @@ def _spill(
         if copy is None or copy.life is not Life.COMMITTED or copy.shared:
             continue
         file_bytes = below.need_bytes(replica.nbytes)
-        if file_bytes > room_bytes or _backed(replica, stock.row.tier):
+        if file_bytes > room_bytes or backed(replica, stock.row.tier):
             continue
         if free(replica):
             room_bytes -= file_bytes

@@ -151,7 +151,7 @@ def test_a_store_without_lease_takes_no_new_bytes_and_goes_on_reading(
 
 
 def test_a_stopped_store_is_fenced_when_it_wakes(stores: Stores) -> None:
-    stub = CatalogStub(lease_ttl_s=0.5)
+    stub = CatalogStub(lease_ttl_s=2.0)
     try:
         card = stores.start(link=stub.target)
         stub.link(card.node)
@@ -161,7 +161,7 @@ def test_a_stopped_store_is_fenced_when_it_wakes(stores: Stores) -> None:
             client.fill(fd, content(MIB))
             stub.renewing = False
             os.kill(card.pid, signal.SIGSTOP)
-            never(lambda: False, for_s=0.7)
+            never(lambda: False, for_s=2.2)
             os.kill(card.pid, signal.SIGCONT)
             with pytest.raises(StaleOwner):
                 client.commit(gen, MIB)

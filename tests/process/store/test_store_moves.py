@@ -292,6 +292,24 @@ def test_a_replica_is_pulled_to_disk_and_read_from_there(
         assert two.read(gen) == content(2 * MIB)
 
 
+def test_memory_and_disk_may_be_wanted_at_one_node_at_once(
+    stores: Stores, stub: CatalogStub, tmp_path: Path
+) -> None:
+    disk: dict[str, Any] = {
+        "disk_dir": str(tmp_path / "disk"),
+        "disk_bytes": 64 * MIB,
+        "disk_dir_allow_tmpfs": True,
+    }
+    source, target = apart(stores, stub, 0, **SLOW), apart(stores, stub, 1, **disk)
+    with StoreClient(source) as one, StoreClient(target) as two:
+        gen = one.put(content(2 * MIB))
+        first = stub.start_pull(target, gen, 2 * MIB, source, tier=Tier.DISK)
+        eventually(lambda: two.host()["reserved_bytes"], within_s=10.0)
+        assert stub.pull(target, gen, 2 * MIB, source).moved_bytes == 2 * MIB
+        stub.done(target.node, first)
+        assert two.read(gen) == content(2 * MIB)
+
+
 def test_readers_that_need_more_than_the_memory_all_get_their_bytes(
     stores: Stores, stub: CatalogStub, tmp_path: Path
 ) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -124,3 +125,24 @@ def test_the_same_work_is_done_once_and_all_get_its_result_or_its_error() -> Non
     with pytest.raises(NotFound):
         once.run("key", fails, until_s=until_s)
     assert once.run("key", lambda: 9, until_s=until_s) == 9
+
+
+def test_who_waits_for_work_that_ran_out_of_its_own_time_does_it_itself() -> None:
+    once: Once[int] = Once()
+    begun, may_end = threading.Event(), threading.Event()
+
+    def cancelled() -> int:
+        begun.set()
+        may_end.wait(5.0)
+        message = "the task was cancelled"
+        raise DeadlineExceeded(message)
+
+    until_s = time.monotonic() + 5.0
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(once.run, "key", cancelled, until_s=until_s)
+        begun.wait(5.0)
+        second = pool.submit(once.run, "key", lambda: 7, until_s=until_s)
+        may_end.set()
+        with pytest.raises(DeadlineExceeded, match="cancelled"):
+            first.result()
+        assert second.result() == 7
