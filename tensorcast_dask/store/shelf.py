@@ -137,7 +137,7 @@ class Shelf:
             return
         message = (
             f"this node has {self._most} segments, all that its descriptors allow; "
-            "destroy artifacts, or raise RLIMIT_NOFILE and tensorcast.node.max_descriptors"
+            "destroy artifacts, or raise RLIMIT_NOFILE and tensorcast.store.max-descriptors"
         )
         raise CapacityError(
             message, {"what": "descriptors", "needed": 1, "free": 0, "tier": "host"}

@@ -77,6 +77,21 @@ def test_the_defaults_that_the_page_of_settings_gives_are_the_defaults() -> None
     assert said == {name: shown(value) for name, value in flat(tree)}
 
 
+def test_errors_name_settings_that_there_are() -> None:
+    tree = yaml.safe_load((PACKAGE / "tensorcast.yaml").read_text())["tensorcast"]
+    known = {name for name, _ in flat(tree)}
+    rooms = "|".join({name.split(".")[0] for name in known if "." in name})
+    named = {
+        name.replace("_", "-")
+        for path in PACKAGE.rglob("*.py")
+        for name in re.findall(
+            rf"\btensorcast\.((?:{rooms})\.[a-z_-]+)", path.read_text()
+        )
+    }
+    assert named
+    assert named <= known
+
+
 def flat(tree: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     found: list[tuple[str, Any]] = []
     for key, value in tree.items():

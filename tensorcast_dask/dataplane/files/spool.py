@@ -364,7 +364,7 @@ class Spool:
                 free_bytes = max(0, self.limit_bytes - used)
                 message = (
                     f"the disk tier has {free_bytes} bytes free, {need_bytes} are needed; "
-                    "destroy something, or raise tensorcast.node.disk"
+                    "destroy something, or raise tensorcast.node.disk-memory"
                 )
                 raise CapacityError(
                     message,
