@@ -193,6 +193,21 @@ def test_rows_over_the_limit_are_cut_and_said_to_be(scene: Scene) -> None:
     assert not scene.rows("SELECT * FROM range(3)", limit=3).truncated
 
 
+def test_an_answer_that_grows_too_long_is_cut_and_said_to_be(scene: Scene) -> None:
+    rows = scene.rows("SELECT repeat('x', 30 << 20) FROM range(9)")
+    assert (rows.rows, rows.truncated) == ((("x" * (30 << 20),),) * 3, True)
+
+
+def test_lists_are_made_text_where_they_are_and_nothing_else_changes(
+    scene: Scene,
+) -> None:
+    asked = "SELECT r AS n, [r] AS n FROM range(5000) t(r) ORDER BY r % 7, r DESC -- so"
+    rows = scene.rows(asked, limit=5000)
+    order = sorted(range(5000), key=lambda r: (r % 7, -r))
+    assert rows.columns == ("n", "n")
+    assert rows.rows == tuple((r, f"[{r}]") for r in order)
+
+
 def test_every_value_can_be_sent(scene: Scene) -> None:
     sql = (
         "SELECT DATE '2026-01-02', [1, 2], 1.5::DECIMAL(3,1), 'x'::BLOB, true, NULL,"
@@ -260,6 +275,7 @@ def test_text_that_the_database_cannot_take_ends_that_question_alone(
         "SELECT unnest(range(100000000))",
         "SELECT count(*) FROM (SELECT unnest(range(100000000)))",
         "SELECT list(range) FROM range(100000000)",
+        "SELECT repeat('x', 1000000) FROM range(1000)",
     ],
 )
 def test_a_question_that_makes_much_of_little_stays_within_its_limits(
