@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -164,3 +165,17 @@ async def test_a_cancellation_is_not_lost_to_an_answer_of_the_same_moment() -> N
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asking
+
+
+@on_loop
+async def test_a_request_that_cannot_be_packed_leaves_nothing_behind() -> None:
+    complaints: list[Any] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: complaints.append(context))
+    async with linked() as (_, link):
+        huge = Resolve(rid=link.next_rid(), id=ArtifactId("a"), version=10**40)
+        with pytest.raises(InvalidArgument):
+            await link.call(huge, type(None), deadline(20.0))
+    del link
+    gc.collect()
+    assert complaints == []

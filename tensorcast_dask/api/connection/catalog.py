@@ -141,8 +141,9 @@ class CatalogLink:
             message = "this session is closed; connect again"
             raise CatalogUnavailable(message)
         rid: RequestId = request.rid  # type: ignore[attr-defined]
+        raw = _packed(request)
         asked = self._pending.get(rid) or self._ask(rid)
-        asked.name, asked.raw = type(request).__name__, _packed(request)
+        asked.name, asked.raw = type(request).__name__, raw
         try:
             # One that was foreseen is there already, unless the comm is another by now.
             if self._comm is not None and self._comm is not asked.comm:
