@@ -133,9 +133,14 @@ def _item(part: object) -> Item:
     raise InvalidArgument(message)
 
 
+_ALL: Final = (None, None, None)
+
+
 def _items(key: object) -> tuple[Item, ...]:
     parts = key if isinstance(key, tuple) else (key,)
     items = tuple(map(_item, parts))
+    if items == (_ALL,) and not isinstance(key, tuple):  # also of what has no axes
+        return ()
     if items.count(None) > 1:
         message = "only one ellipsis can stand between the brackets"
         raise InvalidArgument(message)

@@ -12,7 +12,12 @@ from dask.utils import format_bytes
 from safetensors.numpy import save_file
 
 import tensorcast_dask as tc
-from tensorcast_dask.exceptions import AlreadyExists, CatalogUnavailable, NotFound
+from tensorcast_dask.exceptions import (
+    AlreadyExists,
+    CatalogUnavailable,
+    InvalidArgument,
+    NotFound,
+)
 from tests.kit.local import stores_in
 
 MODEL: dict[str, np.ndarray] = {
@@ -81,6 +86,22 @@ def test_a_missing_folder_is_named_and_not_the_file(
     artifact = cast.put(MODEL, "saved")
     with pytest.raises(NotFound, match=f"no folder {tmp_path / 'missing'} "):
         artifact.save(tmp_path / "missing" / "m.safetensors")
+
+
+def test_a_view_is_saved_in_shards_too_and_a_slash_makes_a_folder(
+    cast: tc.Session, tmp_path: Path
+) -> None:
+    model = {name: np.arange(8.0) for name in "ab"} | {"c": np.arange(3.0)}
+    artifact = cast.put(model, "sharded")
+    for saved in (artifact, artifact.view({name: slice(None) for name in "ab"})):
+        folder = tmp_path / str(saved.info.tensors)
+        saved.save(f"{folder}/", max_shard_bytes=64)
+        assert len(list(folder.glob("*.safetensors"))) == saved.info.tensors
+        saved.save(f"{folder}-one/")
+        assert (folder.with_name(f"{folder.name}-one") / "model.safetensors").exists()
+        for path, length in (("", 0), (tmp_path, -1), (tmp_path, "1 MiB")):
+            with pytest.raises(InvalidArgument):
+                saved.save(path, max_shard_bytes=length)
 
 
 def test_a_handle_whose_session_was_closed_says_so(cluster: tc.LocalCluster) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Where",
+    "check_shard",
     "drain",
     "ensure",
     "load",
@@ -78,6 +80,31 @@ def where(core: Core, device: object) -> Where:
         )
         raise InvalidArgument(message)
     return Where(Tier.DEVICE, core.devices.uuid(name))
+
+
+def check_shard(max_shard_bytes: object) -> int:
+    """Give the length of a shard.
+
+    Raises
+    ------
+    InvalidArgument
+        When it is none.
+    """
+    if type(max_shard_bytes) is int and max_shard_bytes >= 0:
+        return max_shard_bytes
+    message = (
+        f"max_shard_bytes must be bytes, or 0 for one file, not {max_shard_bytes!r}"
+    )
+    raise InvalidArgument(message)
+
+
+def _absolute(path: str | Path) -> str:
+    """Give the path as another process finds it; its last slash says that it is a folder."""
+    text = os.fspath(path)
+    if text == "":
+        message = "an empty path names no file; give the path of a file or folder"
+        raise InvalidArgument(message)
+    return text if Path(text).is_absolute() else f"{Path.cwd()}/{text}"
 
 
 async def ensure(
@@ -161,7 +188,7 @@ async def load(
     request = LoadFile(
         rid=core.link.next_rid(),
         id=ArtifactId(check_name(artifact_id)),
-        path=str(Path(path).absolute()),
+        path=_absolute(path),
         deadline_s=limit.left_s(),
         version=check_version(version),
         node=NodeId(node),
@@ -208,7 +235,7 @@ async def save(
     request = SaveFile(
         rid=core.link.next_rid(),
         generation=Generation(generation),
-        path=str(Path(path).absolute()),
+        path=_absolute(path),
         deadline_s=limit.left_s(),
         node=NodeId(node),
         host=core.host,

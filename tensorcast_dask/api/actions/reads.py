@@ -360,7 +360,9 @@ async def save_view(
     core: Core,
     info: ArtifactInfo,
     path: str | Path,
+    *,
     metadata: Mapping[str, str] | None,
+    max_shard_bytes: int,
     limit: Deadline,
 ) -> Done:
     """Write a view from this process: the stores hold its base, not it."""
@@ -371,7 +373,13 @@ async def save_view(
 
     def write() -> Done:
         own, content = content_of.packed()
-        save(path, own, content, metadata=names.check_labels(metadata))
+        save(
+            path,
+            own,
+            content,
+            metadata=names.check_labels(metadata),
+            max_shard_bytes=max_shard_bytes or None,
+        )
         return Done(nbytes=own.nbytes)
 
     return await core.in_thread(write)

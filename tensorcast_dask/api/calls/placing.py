@@ -185,14 +185,22 @@ class Placing(Calls):
     ) -> Any:
         """Write safetensors, atomically; `max_shard_bytes` > 0 writes shards and an index.
 
-        A holder's store writes, on its own host.
+        A holder's store writes, on its own host; a view is written by this process. A path
+        that ends in a slash is a folder.
         """
         limit = self._core.deadline(deadline)
 
         async def action(operation: Operation[Any]) -> Any:
             info = await self._info(artifact, limit)
             if info.view:
-                return await reads.save_view(self._core, info, path, metadata, limit)
+                return await reads.save_view(
+                    self._core,
+                    info,
+                    path,
+                    metadata=metadata,
+                    max_shard_bytes=moves.check_shard(max_shard_bytes),
+                    limit=limit,
+                )
             return await moves.save(
                 self._core,
                 operation,

@@ -39,6 +39,13 @@ def test_the_view_of_nothing_in_particular_is_every_tensor_whole() -> None:
     assert resolved.nbytes == INDEX.content_bytes
 
 
+def test_a_bare_colon_is_all_of_whatever_it_is() -> None:
+    keys = dict.fromkeys(INDEX.names, slice(None))
+    assert View.of(keys).resolve(INDEX) == View().resolve(INDEX)
+    with pytest.raises(InvalidArgument):
+        View.of({"scalar": (slice(None),)}).resolve(INDEX)
+
+
 def test_a_slice_of_rows_is_one_run() -> None:
     (tensor,) = one(View.of({"w": s_[2:4]})).tensors
     assert tensor.spec.shape == (2, 8)
@@ -159,7 +166,7 @@ def test_an_impossible_slice_is_refused(key: slice) -> None:
         View.of({"w": s_[1 << 61]}),
         View.of({"w": s_[0, 0, 0]}),
         View.of({"scalar": s_[0]}),
-        View.of({"scalar": s_[:]}),
+        View.of({"scalar": (slice(None),)}),
         View.of({"empty": s_[0]}),
         View.of({"w": s_[:3]}).then(View.of({"w": s_[3]})),
         View.of({"w": s_[0]}).then(View.of({"w": s_[0, 0]})),
