@@ -143,8 +143,7 @@ class Tables:
 
     # ------------------------------------------------------------ the thread
     def _serve(self) -> None:
-        mirror = _Mirror()
-        self._running = mirror.connection
+        mirror: _Mirror | None = None
         while True:
             self._wake.acquire()
             job = self._asked.popleft()
@@ -153,6 +152,7 @@ class Tables:
                 return
             query, done, asked_s = job
             try:
+                mirror = mirror or self._open()
                 answer: Rows | Fault = self._answer(mirror, query, asked_s)
             except TensorCastError as error:
                 answer = Fault.of(error)
@@ -164,6 +164,15 @@ class Tables:
                 log.exception("a SELECT failed")
                 answer = Fault.of(_cannot(error))
             done(answer)
+
+    def _open(self) -> _Mirror:
+        try:
+            mirror = _Mirror()
+        except duckdb.Error as error:
+            message = f"the tables cannot be opened now: {str(error)[:300]}"
+            raise CatalogUnavailable(message) from error
+        self._running = mirror.connection
+        return mirror
 
     def _refusal(self, error: duckdb.Error, query: RunQuery) -> TensorCastError:
         if isinstance(error, duckdb.InterruptException):

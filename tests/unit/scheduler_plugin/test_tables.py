@@ -5,6 +5,7 @@ import resource
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -292,6 +293,21 @@ def test_a_question_that_makes_much_of_little_stays_within_its_limits(
     assert grown_bytes < 2 << 30
     assert scene.sql("SELECT count(*) FROM nodes") == [(2,)]
     scene.tables.close()
+
+
+def test_a_shortage_of_descriptors_ends_the_first_question_and_not_the_next(
+    scene: Scene,
+) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with Path("/dev/null").open() as lowest:
+        free = lowest.fileno()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+    try:
+        with pytest.raises(CatalogUnavailable, match="cannot be opened"):
+            scene.sql("SELECT 1")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert scene.sql("SELECT count(*) FROM nodes") == [(2,)]
 
 
 def test_when_closing_returns_the_thread_is_gone(scene: Scene) -> None:
