@@ -2,7 +2,7 @@
 
 Rules:
 
-1. The card on disk is what `card` says, written whole at each change.
+1. The card on disk is what `card` says, written whole at each change once it is shown.
 2. Token and certificates live in memory only; they came over the start pipe or with an
    adoption and are never written or logged.
 """
@@ -10,6 +10,7 @@ Rules:
 from __future__ import annotations
 
 import os
+import threading
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -61,6 +62,8 @@ class Identity:
     ) -> None:
         self.node = node
         self.folder = folder
+        self._writing = threading.Lock()
+        self._shown = False
         self.link = link
         #: Highest epoch of a catalog seen.
         self.epoch = Epoch(0) if link is None else link.epoch
@@ -91,6 +94,10 @@ class Identity:
     def tls(self) -> TlsFiles | None:
         """Return the cluster's certificates."""
         return None if self.link is None else self.link.tls
+
+    def takes_ucx(self, mode: str) -> bool:
+        """Say whether bytes may go over UCX: never beside TLS, of which UCX has none."""
+        return mode != "off" and self.tls is None
 
     def check_cluster(self, link: LinkTarget, *, holds: bool) -> None:
         """Return when a worker with `link` may adopt.
@@ -159,7 +166,14 @@ class Identity:
         """Note which lanes of UCX are to be had here; the new card."""
         return self._write(ucx=lanes)
 
+    def show(self) -> None:
+        """Write the card, and from now on each change: who reads it may connect."""
+        self._shown = True
+        self._write()
+
     def _write(self, **changes: object) -> NodeCard:
-        self.card = msgspec.structs.replace(self.card, **changes)
-        hosts.write_card(self.folder, self.card)
-        return self.card
+        with self._writing:
+            self.card = msgspec.structs.replace(self.card, **changes)
+            if self._shown:
+                hosts.write_card(self.folder, self.card)
+            return self.card

@@ -17,6 +17,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 import time
 from typing import TYPE_CHECKING, Final
 
@@ -106,6 +107,7 @@ class Store:
             self.identity,
             tell=self._tell,
         )
+        self._idle = movers.idle
         self.catalog = Catalog(
             self.core,
             self.identity,
@@ -124,6 +126,7 @@ class Store:
                 movers=movers,
                 devices=self.devices,
                 desk=self.desk,
+                ucx=self._takes_ucx,
             ),
             welcome=self._welcome,
             token=lambda: self.identity.token,
@@ -169,7 +172,7 @@ class Store:
         self._sums.start()
         self.desk.start()
         self.catalog.start()
-        hosts.write_card(self._folder, self.identity.card)
+        self.identity.show()
 
     def _listen(self) -> None:
         """Open the data port, where there is a cluster to prove; again for new certificates."""
@@ -189,16 +192,26 @@ class Store:
         self._listening = wanted
         self.identity.listens(host, port)
 
+    def _takes_ucx(self) -> bool:
+        return self.identity.takes_ucx(self.core.settings.ucx)
+
     def _look_for_ucx(self) -> None:
         """Publish this machine's lanes; loading UCX takes a second, so only where it may be used."""
-        if self.core.settings.ucx == "off":
-            return
-        try:
-            self.identity.offers(ucx_line.offered())
-        except TensorCastError as error:
-            logger.warning("transfers go over TCP: %s", error)
-        else:
-            logger.info("%s offers %s", ucx_line.version(), self.identity.card.ucx)
+        mode, lanes = self.core.settings.ucx, tuple[str, ...]()
+        if self._takes_ucx():
+            try:
+                lanes = ucx_line.offered()
+            except TensorCastError as error:
+                logger.warning("transfers go over TCP: %s", error)
+            else:
+                logger.info("%s offers %s", ucx_line.version(), lanes)
+        elif mode != "off":
+            logger.warning(
+                "transfer.ucx is %s, but UCX has no TLS: it is not used", mode
+            )
+        if lanes != self.identity.card.ucx and self._takes_ucx() == bool(lanes):
+            self.identity.offers(lanes)
+            self.catalog.relink()
 
     def _limits(self) -> Limits:
         settings = self.core.settings
@@ -215,6 +228,8 @@ class Store:
         except TensorCastError:
             logger.exception("the data port cannot be opened")
         self.catalog.relink()
+        if self._takes_ucx() != bool(self.identity.card.ucx):
+            threading.Thread(target=self._look_for_ucx, daemon=True).start()
 
     def run(self) -> None:
         """Look at the clock until it is time to end."""
@@ -223,6 +238,7 @@ class Store:
             self.devices.tick()
             self.ends.tick()
             self.desk.tick()
+            self._idle.tick()
         logger.info("ending: %s", self.ends.why)
 
     def stop(self) -> None:
@@ -232,6 +248,7 @@ class Store:
         self.desk.stop(within_s=_STOP_S)
         self.catalog.stop(within_s=_STOP_S)
         self._server.stop(within_s=_STOP_S)
+        self._idle.close()
         self._sums.stop(within_s=_STOP_S)
         self.ends.close()
         if self._disk is not None:

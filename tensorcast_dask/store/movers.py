@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tensorcast_dask.dataplane.channel import Credentials
 from tensorcast_dask.dataplane.transports.base import Context
+from tensorcast_dask.dataplane.transports.idle import Idle
 from tensorcast_dask.exceptions import (
     AlreadyExists,
     NotFound,
@@ -85,6 +86,8 @@ class Movers:
         self._identity = identity
         self._tell = tell
         self._once: Once[Pulled] = Once()
+        #: Lines of UCX between pulls.
+        self.idle: Idle[Any] = Idle()
 
     # -------------------------------------------------------------- orders
     def pull(self, order: DoPull, job: Job) -> TaskDone:
@@ -103,6 +106,7 @@ class Movers:
             moved_bytes=done.moved_bytes,
             seconds=done.seconds or now_s() - started_s,
             via=done.via,
+            left=done.left,
             sources=done.sources,
             shares=done.shares,
         )
@@ -282,6 +286,7 @@ class Movers:
                 bandwidth_bytes_per_s=settings.bandwidth_bytes_per_s,
             ),
             until_s=until_s,
+            idle=self.idle,
         )
 
     def _progress(self, order: DoPull, job: Job) -> Callable[[int], None]:

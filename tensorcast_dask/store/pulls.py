@@ -7,8 +7,9 @@ Rules:
 2. A source is reported lost only when all its lanes have ended: no byte of it can come.
 3. Whatever way it ends, the reservation is committed or taken back, every connection is
    closed, and every lane has ended.
-4. Where both ends have UCX and the settings allow it lanes go over it. A failure of UCX is
-   logged, and sends this pull's source back to TCP: it costs a retry, no more.
+4. Where both ends have UCX and the settings allow it lanes go over it, never beside TLS: UCX
+   has none. A failure of UCX is told to the catalog, and sends this pull's source back to
+   TCP: it costs a retry, no more.
 """
 
 from __future__ import annotations
@@ -141,8 +142,9 @@ class PullRun:
             _Side(number, anyone(location), self._scheme(location))
             for number, location in enumerate(sources)
         ]
-        #: How the bytes of each source came.
+        #: How the bytes of each source came; why UCX was left.
         self._via: dict[int, str] = {}
+        self._left = ""
         self._lanes: list[_Lane] = []
         self._events: queue.SimpleQueue[pull.Event] = queue.SimpleQueue()
         #: Guards lanes and sides.
@@ -202,6 +204,7 @@ class PullRun:
             sources=tuple(location.card.node for location in used),
             shares=tuple(wanted.nbytes * one // sum(share) for one in share if one),
             seconds=seconds,
+            left=self._left,
         )
 
     def _close(self) -> None:
@@ -275,8 +278,9 @@ class PullRun:
 
     def _scheme(self, location: Location) -> str:
         """Name the transport to a source."""
-        ucx = self._core.settings.ucx != "off" and location.card.ucx
-        return "ucx" if ucx else _sockets(location)
+        wanted = self._core.settings.ucx != "off" and location.card.ucx
+        plain = self._context.credentials.tls is None
+        return "ucx" if wanted and plain else _sockets(location)
 
     def _connect(self, side: _Side) -> Source:
         """Open a lane's connection: over UCX where it can be had, else over sockets."""
@@ -289,13 +293,9 @@ class PullRun:
 
     def _leave_ucx(self, side: _Side, error: TensorCastError) -> None:
         side.scheme = _sockets(side.location)
-        logger.warning(
-            "UCX is not used to pull %d from %s, %s is: %s",
-            self._source_generation,
-            side.location.card.node,
-            side.scheme,
-            error,
-        )
+        node = side.location.card.node
+        self._left = f"{side.scheme} in place of UCX from node {node}: {error.message}"
+        logger.warning("pull of %d: %s", self._source_generation, self._left)
 
     def _open(self, side: _Side, scheme: str) -> Source:
         return open_source(

@@ -121,6 +121,8 @@ class Requests:
         The device process beside this store.
     desk : InstanceDesk
         Instances of this node.
+    ucx : callable
+        Whether bytes may go over UCX.
     """
 
     def __init__(
@@ -133,6 +135,7 @@ class Requests:
         movers: Movers,
         devices: Devices,
         desk: InstanceDesk,
+        ucx: Callable[[], bool],
     ) -> None:
         self._desk = desk
         self._core = core
@@ -141,7 +144,7 @@ class Requests:
         self._state = state
         self._puts = Puts(core, sums, devices=devices)
         self._reads = Reads(core, sums=sums, movers=movers, devices=devices)
-        self._ucx = UcxServing(allowed=lambda: core.settings.ucx != "off")
+        self._ucx = UcxServing(allowed=ucx)
 
     def handle(self, request: StoreRequest, payload: Payload, peer: Peer) -> Reply:
         """Carry one request out."""

@@ -37,6 +37,8 @@ class Pulled(msgspec.Struct, frozen=True, kw_only=True):
     #: Bytes from each of them, and in what time; of copies over a line.
     shares: tuple[int, ...] = ()
     seconds: float = 0.0
+    #: Why a better way was left.
+    left: str = ""
 
 
 def anyone(location: Location) -> Location:

@@ -94,6 +94,7 @@ class FakeNode:
     refused: m.LinkRefused | None = None
     welcome: m.NodeWelcome | None = None
     fail_next: m.Fault | None = None
+    leaves: str = ""
     renewals: int = 0
     epoch_seen: int = 0
 
@@ -245,6 +246,7 @@ class FakeNode:
                     moved_bytes=record.nbytes,
                     seconds=0.1,
                     via="tcp",
+                    left=self.leaves,
                     sources=(peer.node,),
                 )
         fault = m.Fault(kind="PeerLost", message="no source answers")

@@ -27,6 +27,7 @@ from tensorcast_dask.tensors.ids import Generation, RequestId
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from tensorcast_dask.dataplane.transports.idle import Idle
     from tensorcast_dask.tensors.messages import ChunkMap, Location
 
 __all__ = [
@@ -82,6 +83,8 @@ class Context:
     max_payload_bytes: int = 1 << 30
     #: Take UCX also where it has no better lane than TCP.
     any_lane: bool = False
+    #: Where ways that are slow to make are kept between pulls; None: they are not.
+    idle: Idle[Any] | None = None
 
 
 class Source(Protocol):

@@ -1,12 +1,13 @@
-"""UCX as far as it is used here: `ucxx` for contexts, workers and endpoints, libucp for messages.
+"""UCX as far as it is used here: `ucxx` for contexts and workers, libucp for all that moves.
 
 Rules:
 
 1. Nothing is loaded before `load`; without the library it raises InvalidArgument, which
    names the extra.
-2. Messages go through libucp itself, the copy that ucxx has loaded: ucxx's own requests keep
-   their worker alive when they end while its endpoint is closed (seen with a stopped peer:
-   17 of 20), cannot be cancelled one by one, and guess a memory's type.
+2. Endpoints and messages go through libucp itself, the copy that ucxx has loaded: ucxx's own
+   requests keep their worker alive when they end while its endpoint is closed (seen with a
+   stopped peer: 17 of 20), cannot be cancelled one by one, and guess a memory's type; and
+   its way to close an endpoint waits for ever.
 3. No structure is read or written beyond the fields that its mask names: that is what UCX
    keeps stable between versions.
 """
@@ -24,7 +25,7 @@ from tensorcast_dask.exceptions import InvalidArgument, PeerLost
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["IN_PROGRESS", "Ucx", "load", "named"]
+__all__ = ["IN_PROGRESS", "Endpoint", "Ucx", "load", "named"]
 
 IN_PROGRESS: Final = 1
 _LAST_ERROR: Final = -100
@@ -36,6 +37,9 @@ _OPTIONS: Final = {
     # A lane that fails is to be an error of its endpoint; by default CMA ends the whole process
     # when its peer has died. UCX gives CMA to endpoints with errors only when told so.
     "CMA_MEMORY_INVALIDATE": "y",
+    # Liveness is our own, and UCX's was seen to look at a lane that was gone already, which
+    # ends the process.
+    "KEEPALIVE_INTERVAL": "inf",
     # The receiver fetches: a peer that puts would write into memory of ours by itself.
     "RNDV_SCHEME": "get_zcopy",
     "TCP_PUT_ENABLE": "n",
@@ -80,6 +84,22 @@ class _EndpointAttributes(ctypes.Structure):
     ]
 
 
+#: `ucp_err_handler_cb_t`: called by `progress` when a lane has failed.
+_Handler: Final = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int)
+
+
+class _EndpointParameters(ctypes.Structure):
+    """`ucp_ep_params_t`, as far as it is filled."""
+
+    _fields_ = [  # type: ignore[mutable-override]  # as ctypes wants it
+        ("field_mask", ctypes.c_uint64),
+        ("address", ctypes.c_char_p),
+        ("error_mode", ctypes.c_int),
+        ("handler", _Handler),
+        ("argument", ctypes.c_void_p),
+    ]
+
+
 class _RequestParameters(ctypes.Structure):
     """`ucp_request_param_t`."""
 
@@ -97,6 +117,10 @@ class _RequestParameters(ctypes.Structure):
     ]
 
 
+_ADDRESS_MODE_HANDLER: Final = 0b111
+_PEER_ERRORS: Final = 1
+_FLAGS: Final = 1 << 4
+_FORCE: Final = 1
 _TRANSPORTS: Final = 1 << 3
 _MOST_LANES: Final = 32
 _MEMORY_TYPE: Final = 1 << 6
@@ -105,7 +129,10 @@ _ALWAYS_A_REQUEST: Final = 1 << 16
 _pointer: Final = ctypes.c_void_p
 #: The functions of libucp that are called: what they take, and give.
 _FUNCTIONS: Final[dict[str, tuple[tuple[Any, ...], Any]]] = {
+    "ucp_ep_create": ((_pointer, _pointer, _pointer), ctypes.c_int),
     "ucp_ep_query": ((_pointer, _pointer), ctypes.c_int),
+    "ucp_ep_close_nbx": ((_pointer, _pointer), _pointer),
+    "ucp_worker_progress": ((_pointer,), ctypes.c_uint),
     "ucp_tag_send_nbx": (
         (_pointer, _pointer, ctypes.c_size_t, ctypes.c_uint64, _pointer),
         _pointer,
@@ -125,6 +152,31 @@ _FUNCTIONS: Final[dict[str, tuple[tuple[Any, ...], Any]]] = {
     "ucp_request_cancel": ((_pointer, _pointer), None),
     "ucp_request_free": ((_pointer,), None),
 }
+
+
+class Endpoint:
+    """A way to one other worker. Made by `Ucx.endpoint`."""
+
+    __slots__ = ("_handler", "failed", "handle")
+
+    def __init__(self) -> None:
+        self.handle = ctypes.c_void_p()
+        #: Set when one of its lanes has failed: nothing passes any more.
+        self.failed = False
+        self._handler = _Handler(self._fail)  # UCX keeps no reference
+
+    def _fail(self, _argument: int, _handle: int, _status: int) -> None:
+        self.failed = True
+
+    def parameters(self, address: bytes) -> _EndpointParameters:
+        """Make what UCX has to be told of it."""
+        return _EndpointParameters(
+            field_mask=_ADDRESS_MODE_HANDLER,
+            address=address,
+            # With it a lane's failure ends the endpoint, and it can be closed by force.
+            error_mode=_PEER_ERRORS,
+            handler=self._handler,
+        )
 
 
 class Ucx:
@@ -166,7 +218,36 @@ class Ucx:
         words = self.context(("^cuda",)).info.replace("/", " ").split()
         return frozenset(word for word in words if word in _NAMES)
 
-    def lanes_of(self, endpoint: Any) -> tuple[str, ...]:  # noqa: ANN401
+    def endpoint(self, worker: Any, address: bytes) -> Endpoint:  # noqa: ANN401
+        """Reach another worker.
+
+        Raises
+        ------
+        PeerLost
+            When UCX has no way there.
+        """
+        made = Endpoint()
+        status = self._ucp.ucp_ep_create(
+            worker.handle,
+            ctypes.byref(made.parameters(address)),
+            ctypes.byref(made.handle),
+        )
+        if status < 0:
+            message = f"UCX finds no way to the other end: status {status}"
+            raise PeerLost(message)
+        return made
+
+    def end(self, endpoint: Endpoint) -> int:
+        """Begin to close an endpoint by force; the request, for `status` and `free`."""
+        force = _RequestParameters(op_attr_mask=_FLAGS, flags=_FORCE)
+        found = self._ucp.ucp_ep_close_nbx(endpoint.handle, ctypes.byref(force))
+        return 0 if _refused(found) else found or 0
+
+    def progress(self, worker: Any) -> bool:  # noqa: ANN401
+        """Do one step of what is under way; False when there was nothing to do."""
+        return bool(self._ucp.ucp_worker_progress(worker.handle))
+
+    def lanes_of(self, endpoint: Endpoint) -> tuple[str, ...]:
         """Ask which lanes an endpoint was given; the best first."""
         entries = (_Entry * _MOST_LANES)()
         asked = _EndpointAttributes(
@@ -181,7 +262,7 @@ class Ucx:
 
     def send(
         self,
-        endpoint: Any,  # noqa: ANN401
+        endpoint: Endpoint,
         address: int,
         nbytes: int,
         memory: str,
@@ -222,8 +303,7 @@ class Ucx:
 
     @staticmethod
     def _begun(found: int | None) -> int:
-        status = ctypes.c_int64(found or 0).value
-        if _LAST_ERROR <= status < 0:
+        if status := _refused(found):
             message = f"UCX cannot transfer: status {status}"
             raise PeerLost(message)
         return found or 0
@@ -240,6 +320,12 @@ class Ucx:
         """Forget a request; one in progress goes on."""
         if request:
             self._ucp.ucp_request_free(request)
+
+
+def _refused(found: int | None) -> int:
+    """Return the error in what UCX gave in place of a request; 0 without one."""
+    status = ctypes.c_int64(found or 0).value
+    return status if _LAST_ERROR <= status < 0 else 0
 
 
 def _parameters(memory: str) -> Any:  # noqa: ANN401

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from tensorcast_dask.dataplane import faults
 from tensorcast_dask.dataplane.memory import address
 from tensorcast_dask.dataplane.server import Peer, Reply
 from tensorcast_dask.dataplane.transports.ucx_line import PIECE_BYTES, Line, Stretch
@@ -73,8 +74,12 @@ class UcxServing:
             raise
         peer.notes[_LINE] = line
         logger.info("a reader opened a line: %s", line.via)
+        stream = peer.stream
         return Reply(
-            message=UcxOpened(address=line.address, piece_bytes=self._piece_bytes)
+            message=UcxOpened(address=line.address, piece_bytes=self._piece_bytes),
+            done=lambda: line.greet(
+                first=False, control=stream, stall_s=stream.stall_s
+            ),
         )
 
     @staticmethod
@@ -111,6 +116,7 @@ class UcxServing:
 
         def send() -> None:
             try:
+                faults.point("ucx.sending")
                 if whole.nbytes:
                     with address(whole) as (start, _):
                         line.send(Stretch(start, whole.nbytes))

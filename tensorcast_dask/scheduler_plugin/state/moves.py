@@ -270,6 +270,17 @@ class Moves:
             done.moved_bytes,
             done.seconds,
         )
+        if done.left:
+            self._stories.tell(
+                self._outbox.now_s, (record.id, node.node), "by {}", done.left
+            )
+            self._outbox.emit(
+                "way_left",
+                id=record.id,
+                version=record.version,
+                node=node.node,
+                why=done.left,
+            )
         self._outbox.emit(
             "moved",
             id=record.id,

@@ -155,6 +155,8 @@ class TaskDone(Message, frozen=True, kw_only=True):
     seconds: float = 0.0
     #: For explain: where the bytes came from and how ("shm", "tcp", "disk", "here").
     via: str = ""
+    #: Why a better way was left on the way; "" where none was.
+    left: str = ""
     sources: tuple[NodeId, ...] = ()
     #: Bytes that came from each of `sources`; () where that is not known.
     shares: tuple[int, ...] = ()

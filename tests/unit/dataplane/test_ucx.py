@@ -11,13 +11,14 @@ from typing import ClassVar
 import pytest
 
 from tensorcast_dask.dataplane.channel import Prefer
-from tensorcast_dask.dataplane.transports import ucx_line
+from tensorcast_dask.dataplane.transports import ucx_library, ucx_line
 from tensorcast_dask.dataplane.transports.base import Context, Source, open_source
-from tensorcast_dask.dataplane.transports.ucx import UcxSource
+from tensorcast_dask.dataplane.transports.idle import Idle
+from tensorcast_dask.dataplane.transports.ucx import UcxSource, Way, open_ucx
 from tensorcast_dask.exceptions import InvalidArgument, PeerLost
 from tensorcast_dask.tensors.messages import Location
 from tests.kit.contracts_transport import CHUNK_BYTES, TransportContract, pattern
-from tests.kit.holders import GENERATION, Served, serve
+from tests.kit.holders import GENERATION, Break, Served, serve
 from tests.kit.leaks import Footprint
 from tests.kit.ucx_holders import NO_UCX, UcxHolder
 
@@ -38,6 +39,32 @@ class UcxContract(TransportContract):
         data = pattern(5 * CHUNK_BYTES + 17)
         with serve(data, chunk_bytes=CHUNK_BYTES, holder=UcxHolder) as served:
             yield served
+
+    def test_a_line_at_rest_is_used_again_and_one_that_broke_is_not(
+        self, served: Served
+    ) -> None:
+        idle: Idle[Way] = Idle()
+        context = Context(
+            credentials=served.credentials, prefer=Prefer.TCP, any_lane=True, idle=idle
+        )
+
+        def opened() -> UcxSource:
+            return open_ucx(served.location, GENERATION, context)
+
+        first = opened()
+        assert self.read_all(first, served) == served.data
+        first.close()
+        with pytest.raises(PeerLost, match="closed here"):
+            first.read_chunk(0, bytearray(CHUNK_BYTES))
+        second = opened()
+        assert second._way is first._way
+        assert self.read_all(second, served) == served.data
+        served.break_at(1, Break.DIE)
+        with pytest.raises(PeerLost):
+            self.read_all(second, served)
+        second.close()
+        assert len(idle) == 0
+        idle.close()
 
     def open(
         self,
@@ -104,6 +131,25 @@ def test_a_line_that_is_closed_leaves_no_descriptor() -> None:
     line.close()
     line.close()
     assert Footprint.now() == before
+
+
+@needs_ucx
+def test_a_line_that_ucx_does_not_end_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    left: list[object] = []
+    line, other = ucx_line.Line(), ucx_line.Line()
+    line.connect(other.address)
+    with monkeypatch.context() as never:
+        never.setattr(ucx_library.Ucx, "progress", lambda *_: True)
+        never.setattr(ucx_line, "_CLOSE_S", 0.1)
+        never.setattr(ucx_line, "_left", left)
+        line.close()
+    assert len(left) == 1
+    with pytest.raises(PeerLost, match="closed"):
+        line.send(ucx_line.Stretch(0, 1))
+    left.clear()
+    other.close()
 
 
 @needs_ucx

@@ -183,3 +183,15 @@ def test_a_task_that_left_nothing_is_tried_again() -> None:
     b.obey_all()
     d.flush()
     assert p.result(rid, m.Moved).location.card.node == b.node
+
+
+def test_a_better_way_that_was_left_is_in_the_story_and_an_event() -> None:
+    d, p, info = scene()
+    p.ask(ensure(p, info))
+    d.nodes[NodeId("b")].leaves = "tcp in place of UCX"
+    d.nodes[NodeId("b")].obey_all()
+    d.flush()
+    told = p.call(m.ExplainAsked(rid=p.rid(), ref="x"), m.Explained)
+    assert any("tcp in place of UCX" in line for _, line in told.lines)
+    (left,) = [one for one in d.emitted if one.topic == "way_left"]
+    assert (left.facts["node"], left.facts["why"]) == ("b", "tcp in place of UCX")
