@@ -220,6 +220,10 @@ async def _open(
 ) -> Session:
     from distributed.comm.core import connect as dial_comm
 
+    from tensorcast_dask.worker_plugin.serializers import install
+
+    install()
+
     async def dial() -> Any:
         comm = await dial_comm(address, timeout=_DIAL_S, **connection_args)  # type: ignore[no-untyped-call]
         try:

@@ -25,7 +25,7 @@ from tensorcast_dask.config import Settings, Tree, hosts_own, local_tree, merged
 from tensorcast_dask.dataplane import hosts
 from tensorcast_dask.exceptions import TensorCastError
 from tensorcast_dask.tensors.ids import HostId
-from tensorcast_dask.worker_plugin import context, dask_private, news
+from tensorcast_dask.worker_plugin import context, dask_private, news, serializers
 from tensorcast_dask.worker_plugin.control import Control, Identity
 from tensorcast_dask.worker_plugin.device import DeviceCare
 from tensorcast_dask.worker_plugin.keeper import Keeper
@@ -114,6 +114,7 @@ class NodePlugin(WorkerPlugin):
         worker.handlers[CLOSING_OP] = self.cluster_closes
         worker.handlers[READOPT_OP] = self.adopt_again
         self._worker = worker
+        serializers.install()
         try:
             await self._setup(worker)
         except Exception as error:  # rule 1

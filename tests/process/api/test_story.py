@@ -237,6 +237,13 @@ def make_array(n: int) -> np.ndarray:
     return np.full((n, 1000), 3, np.float32)
 
 
+def test_dask_gathers_and_scatters_tensors_that_numpy_lacks(cast: tc.Session) -> None:
+    torch = pytest.importorskip("torch")
+    value = torch.arange(1000).to(torch.bfloat16)
+    doubled = cast.client.submit(torch.add, cast.client.scatter(value), value)
+    assert torch.equal(doubled.result(timeout=20), value + value)
+
+
 def test_a_dask_future_is_put_where_its_result_lies(cast: tc.Session) -> None:
     future = cast.client.submit(make_array, 1000, pure=False)
     artifact = cast.put(future, "future")
