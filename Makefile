@@ -7,7 +7,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help venv demo-data test test-gpu lint floors fast coverage nightly demo bench clean
+.PHONY: help venv demo-data test test-gpu bench-gpu gpu-bundle lint floors fast coverage nightly demo bench clean
 
 PYTHON ?=
 VENV := .venv
@@ -15,7 +15,7 @@ BIN := $(VENV)/bin
 INPUTS := pyproject.toml constraints.txt .ci/make-venv tensorcast_dask/__init__.py
 
 help:
-	@echo "make demo | test | test-gpu | lint | fast | coverage | nightly | bench | venv | clean"
+	@echo "make demo | test | test-gpu | bench-gpu | gpu-bundle | lint | fast | coverage | nightly | bench | venv | clean"
 
 venv: $(VENV)/.stamp-torch
 
@@ -54,6 +54,14 @@ test: lint floors
 # Where there is a GPU; elsewhere each test says why it is skipped.
 test-gpu: venv
 	@.ci/floors $(BIN)/python gpu
+
+# The bars that need one; BENCH_ARGS=--smoke runs what can run on an emulated device.
+bench-gpu: venv
+	@$(BIN)/python -m benchmarks --only gpu $(BENCH_ARGS)
+
+# Wheels for a machine with a GPU, torch and cupy, and no network: make gpu-bundle PYTHON=3.12
+gpu-bundle:
+	@"$$(.ci/find-python 3.11 3.12 3.13)" .ci/gpu-bundle "$(or $(PYTHON),3.12)" build/gpu-bundle
 
 # Wide and long: 5,000 examples of each property, 2,000 simulated histories, the slow tests.
 nightly: demo-data

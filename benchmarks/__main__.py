@@ -28,6 +28,7 @@ BARS: dict[str, int] = {
     "ucx": 180,
     "replicate": 120,
     "staging": 90,
+    "gpu": 240,
     "many_tensors": 120,
     "many_artifacts": 420,
     "catalog": 120,
