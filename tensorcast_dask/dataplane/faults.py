@@ -28,7 +28,7 @@ Rules separated by `;` or line ends; text after `#` is ignored::
     spill.write=raise:ENOSPC@1         the first hit raises OSError(ENOSPC)
     put.*=delay:0.05                   every hit of every such point sleeps 50 ms
     copy.chunk[model/*]=pause:20@1     hits whose detail matches `model/*`
-    destroy.after_catalog[pid:417]=kill   only in process 417
+    destroy.before_drop[pid:417]=kill     only in process 417
 
 `point` is a glob over names. Actions: `pause[:max_s]` waits until the rule is no longer armed,
 at most `max_s` (60); `delay:s` sleeps; `raise:Kind` raises an error of the package by its kind, or

@@ -27,6 +27,7 @@ from typing import Final, TypeAlias
 import duckdb
 import msgspec
 
+from tensorcast_dask.dataplane import faults
 from tensorcast_dask.exceptions import CatalogUnavailable
 from tensorcast_dask.scheduler_plugin.head import HeadFile
 from tensorcast_dask.scheduler_plugin.identity import read_secret, write_secret
@@ -191,6 +192,7 @@ class Journal:
                 group = self._next_group()
             if not self._commit(group):
                 return
+            faults.point("journal.committed", _kinds(group))
             if self._absorb is not None:
                 self._absorb(tuple(row for batch in group for row in batch.rows))
             self._notify(Journaled(seq=group[-1].seq))
@@ -212,6 +214,7 @@ class Journal:
         stalled = False
         while self._disk is not None:
             try:
+                faults.point("journal.before_commit", _kinds(group))
                 self._disk.write(group)
                 break
             except (OSError, duckdb.Error) as error:
@@ -225,6 +228,10 @@ class Journal:
         if stalled:
             self._notify(JournalBack())
         return True
+
+
+def _kinds(group: list[Persist]) -> str:
+    return ",".join(sorted({row.kind for batch in group for row in batch.rows}))
 
 
 class _Disk:

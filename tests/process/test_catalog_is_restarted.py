@@ -159,3 +159,32 @@ def test_a_put_whose_beginning_the_successor_does_not_know_is_done_again(
             eventually(
                 lambda: cast.pool()["host"].replicas == 1, within_s=30, what="one copy"
             )
+
+
+@pytest.mark.parametrize("moment", ["journal.before_commit", "journal.committed"])
+@pytest.mark.timeout(120)
+def test_p32_a_publish_is_once_done_when_the_scheduler_dies_around_its_commit(
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    moment: str,
+) -> None:
+    folder = tmp_path_factory.mktemp("m")
+    spec = folder / "faults"
+    armed = {"TENSORCAST_FAULTS_FILE": str(spec)}
+    journal = {"JOURNAL": str(folder / "journal.duckdb")}
+    with Cluster(folder, SETTINGS | journal) as cluster:
+        monkeypatch.setenv("TENSORCAST_RUN_DIR", str(cluster.run_dir))
+        scheduler = cluster.start_scheduler(armed)
+        cluster.start_worker(name="a")
+        cluster.wait_for_nodes(1, attended=1)
+        with tc.connect(cluster.address) as cast:
+            artifact = cast.put(content(1), "v")
+            faults.write_spec(spec, f"{moment}[*version*]=kill@1")
+            publishing = artifact.publish(wait=False)
+            scheduler.wait()
+            spec.unlink()
+            cluster.start_scheduler()
+            # The session sends it again, under its first id: made now, or found made.
+            assert publishing.result(60).version == 1
+            assert same(cast.latest("v"), 1)
+            assert cast.sql("SELECT count(*) FROM versions").rows == ((1,),)
