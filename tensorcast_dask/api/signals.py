@@ -14,6 +14,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from tensorcast_dask.api.connection.deadlines import deadline
+from tensorcast_dask.api.triggers import Trigger
 from tensorcast_dask.exceptions import InvalidArgument
 from tensorcast_dask.tensors.messages import (
     HistoryAsked,
@@ -21,10 +22,10 @@ from tensorcast_dask.tensors.messages import (
     SignalHistory,
     SignalsAsked,
 )
-from tensorcast_dask.tensors.signals import EVERYTHING, Reading, Signal
+from tensorcast_dask.tensors.signals import EVERYTHING, Crossing, Reading, Signal
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from tensorcast_dask.api.connection.core import Core
     from tensorcast_dask.tensors.ids import RequestId
@@ -116,7 +117,7 @@ class Watch:
     def __next__(self) -> Changes:
         changes: Changes | None = None
         if not self.closed:
-            changes = self._core.call(self._next)
+            changes = self._core.call(self.following)
         if changes is None:
             raise StopIteration
         return changes
@@ -127,12 +128,20 @@ class Watch:
     async def __anext__(self) -> Changes:
         changes: Changes | None = None
         if not self.closed:
-            changes = await self._core.bridge(self._next)
+            changes = await self._core.bridge(self.following)
         if changes is None:
             raise StopAsyncIteration
         return changes
 
-    async def _next(self) -> Changes | None:
+    async def following(self) -> Changes | None:
+        """Wait for the next ones, on the session's loop; None at the end."""
+        return await self._follow(patient=True)
+
+    async def look(self) -> Changes | None:
+        """Wait for the next ones, or for a while: then there are none in it."""
+        return await self._follow(patient=False)
+
+    async def _follow(self, *, patient: bool) -> Changes | None:
         while not self.closed:
             now_s = time.monotonic()
             left_s = self._until_s - now_s
@@ -141,7 +150,7 @@ class Watch:
                 break
             begins = not self._epoch
             changes = self._take(await self._ask(now_s, left_s))
-            if (changes or begins) and not self.closed:
+            if (changes or begins or not patient) and not self.closed:
                 return changes
         return None
 
@@ -273,6 +282,54 @@ class SignalBook:
             return [(now - ago_s, value) for ago_s, value in found.points]
 
         return self._core.bridge(work)
+
+    def trigger(
+        self,
+        prefix: str | Iterable[str],
+        field: str,
+        act: Callable[[Signal], Any],
+        *,
+        above: float | None = None,
+        below: float | None = None,
+        clear: float | None = None,
+        cooldown: float = 60.0,
+        every: float = 1.0,
+        name: str = "trigger",
+    ) -> Any:
+        """Call a function, or run the plan that it gives, when a number crosses a threshold.
+
+        Parameters
+        ----------
+        prefix : str or iterable of str
+            Which signals are looked at, each for itself.
+        field : str
+            Which of their numbers.
+        act : callable
+            Given the signal, in a thread; it may give a plan, which is submitted.
+        above, below : float, optional
+            The threshold; one of them.
+        clear : float, optional
+            Where the number counts as come back; by default at the threshold.
+        cooldown : float
+            Least seconds between two crossings of one signal.
+        every : float
+            How often is looked, in seconds.
+        name : str
+            For keys and people.
+
+        Returns
+        -------
+        Trigger
+        """
+        crossing = Crossing(
+            above=above,
+            below=below,
+            clear=clear,
+            cooldown_s=_seconds(cooldown, "cooldown"),
+        )
+        watch = self.watch(prefix, every=every)
+        trigger = Trigger(self._core, name, watch, field, crossing, act)
+        return self._core.bridge(trigger.start)
 
 
 def _prefixes(given: object) -> tuple[str, ...]:

@@ -22,19 +22,25 @@ import msgspec
 from tensorcast_dask.exceptions import Unknown
 from tensorcast_dask.scheduler_plugin.endings import at_the_end
 from tensorcast_dask.scheduler_plugin.links import Links
+from tensorcast_dask.scheduler_plugin.policy_processes import PolicyProcesses
 from tensorcast_dask.scheduler_plugin.relays import Relays
 from tensorcast_dask.scheduler_plugin.sessions import Sessions
 from tensorcast_dask.scheduler_plugin.state.catalog import Catalog
 from tensorcast_dask.scheduler_plugin.state.events import (
     Asked,
+    AskPolicy,
+    AskSelf,
+    Carried,
     CloseLink,
     Emit,
+    EndPolicy,
     EndSession,
     Log,
     Persist,
     Reply,
     RunQuery,
     SessionOpened,
+    StartPolicy,
     TimePassed,
     ToNodeSend,
     WakeAt,
@@ -120,6 +126,9 @@ class CatalogService:
         self._relays = Relays(self.sessions.handle, self.links.send)
         self.links.on_session = self._relays.take
         self.links.on_end = self._relays.link_ended
+        self.policies = PolicyProcesses(self.tell)
+        #: Suggestions of policies under way, so that none is collected before its end.
+        self._carrying: set[asyncio.Task[None]] = set()
         self._emit = emit
         self._loop = asyncio.get_running_loop()
         self._events: deque[Event] = deque()
@@ -229,7 +238,32 @@ class CatalogService:
             case CloseLink(link=link, why=why):
                 self.links.close_link(link, why)
             case _:
+                self._of_policies(instruction)
+
+    def _of_policies(
+        self, instruction: StartPolicy | AskPolicy | EndPolicy | AskSelf
+    ) -> None:
+        match instruction:
+            case StartPolicy():
+                self.policies.start(instruction)
+            case AskPolicy():
+                self.policies.ask(instruction)
+            case EndPolicy(life=life):
+                self.policies.end(life)
+            case AskSelf():
+                carrying = asyncio.ensure_future(self._carry(instruction))
+                self._carrying.add(carrying)
+                carrying.add_done_callback(self._carrying.discard)
+            case _:
                 assert_never(instruction)
+
+    async def _carry(self, what: AskSelf) -> None:
+        """Ask for what a policy suggests; the catalog checks it like anybody's request."""
+        answer = await self.ask(
+            lambda rid: msgspec.structs.replace(what.request, rid=rid)
+        )
+        error = answer.message if isinstance(answer, Fault) else ""
+        self.tell(Carried(number=what.number, error=error))
 
     def _reply(
         self, session: SessionId, rid: RequestId, value: Wire | Fault | None
@@ -306,7 +340,9 @@ class CatalogService:
             self._alarm.cancel()
         for waiting in self._own.values():
             waiting.cancel()
-        for part in (self.sessions.close, self.links.close):
+        for carrying in list(self._carrying):
+            carrying.cancel()
+        for part in (self.policies.close, self.sessions.close, self.links.close):
             try:
                 await part()
             except Exception:

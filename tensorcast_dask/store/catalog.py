@@ -40,6 +40,7 @@ from tensorcast_dask.tensors.messages import (
     DoMark,
     DoPull,
     DoSave,
+    DoWeigh,
     DropGranted,
     FromNode,
     InstanceSeen,
@@ -295,7 +296,7 @@ class Catalog:
                     self._drops.put(partial(self._drop, message, self._greetings))
             case DropGranted():
                 self._drops.put(partial(self._granted, message, self._greetings))
-            case DoMark():
+            case DoMark() | DoWeigh():
                 self._mark(message)
             case DoCancel():
                 self._jobs.cancel(message.task)
@@ -335,8 +336,11 @@ class Catalog:
                     run=lambda job: self._files.save(order, job),
                 )
 
-    def _mark(self, message: DoMark) -> None:
+    def _mark(self, message: DoMark | DoWeigh) -> None:
         with self._core.lock:
+            if isinstance(message, DoWeigh):
+                self._core.table.weights = dict(message.weights)
+                return
             ends_s = now_s() + message.pinned_s if message.pinned_s > 0 else 0.0
             self._core.table.mark(
                 message.generation,

@@ -14,14 +14,18 @@ Rules:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from enum import StrEnum
 from typing import Final, TypeAlias
 
 import msgspec
 
+from tensorcast_dask.exceptions import InvalidArgument
+
 __all__ = [
     "EVERYTHING",
+    "Crossing",
     "Freshness",
     "Rate",
     "Reading",
@@ -86,6 +90,10 @@ class Signal(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """Give it with `as_of` on the clock that shows `now`."""
         return msgspec.structs.replace(self, as_of=now - self.staleness)
 
+    def older(self, seconds: float) -> Signal:
+        """Give it as it is told so much later."""
+        return msgspec.structs.replace(self, staleness=self.staleness + seconds)
+
 
 def matches(name: str, prefixes: Iterable[str]) -> bool:
     """Whether a name begins with one of the prefixes."""
@@ -127,3 +135,64 @@ class Rate:
     def _decayed(self, now_s: float) -> float:
         passed_s = max(0.0, now_s - self._at_s)
         return float(self._weight * 0.5 ** (passed_s / self._half_life_s))
+
+
+class Crossing:
+    """When a number crosses a threshold: once, until it has come back.
+
+    Parameters
+    ----------
+    above, below : float, optional
+        One of them: what is crossed.
+    clear : float, optional
+        Where it counts as come back; by default the threshold itself. In between nothing changes
+        (hysteresis).
+    cooldown_s : float
+        Least time between two crossings that count, of one signal.
+    """
+
+    def __init__(
+        self,
+        *,
+        above: float | None = None,
+        below: float | None = None,
+        clear: float | None = None,
+        cooldown_s: float = 0.0,
+    ) -> None:
+        if (above is None) is (below is None):
+            message = "give either above= or below="
+            raise InvalidArgument(message)
+        threshold = above if above is not None else below
+        assert threshold is not None, "signals: one of the two is there"
+        self._sign = 1.0 if above is not None else -1.0
+        self._over = self._sign * threshold
+        self._clear = self._over if clear is None else self._sign * clear
+        if self._clear > self._over:
+            message = "clear= lies on the side of the threshold that is crossed to"
+            raise InvalidArgument(message)
+        self._cooldown_s = cooldown_s
+        #: Signals that have crossed and not come back.
+        self._crossed: dict[str, None] = {}
+        self._counted_s: dict[str, float] = {}
+
+    def see(self, name: str, value: float, now_s: float) -> bool:
+        """Take a value; True when it has crossed, and that counts."""
+        signed = self._sign * value
+        if name in self._crossed:
+            if signed < self._clear or (
+                self._clear == self._over and signed <= self._clear
+            ):
+                del self._crossed[name]
+            return False
+        if signed <= self._over:
+            return False
+        if now_s - self._counted_s.get(name, -math.inf) < self._cooldown_s:
+            return False  # it is looked at again: still over then, it counts
+        self._crossed[name] = None
+        self._counted_s[name] = now_s
+        return True
+
+    def gone(self, name: str) -> None:
+        """Forget a signal that is away."""
+        self._crossed.pop(name, None)
+        self._counted_s.pop(name, None)

@@ -426,6 +426,8 @@ class Desk:
         self._later: list[Callable[[], None]] = []
         self._telling = False
         self.told = oracles.Told()
+        #: Carries out what concerns policies (`tests.kit.policies`).
+        self.on_policy: Callable[[Instruction], None] = lambda _: None
 
     # ---------------------------------------------------------------- making
     def next_link(self) -> int:
@@ -524,7 +526,7 @@ class Desk:
             case EndSession():
                 self.ended.append(instruction)
             case _:
-                pass
+                self.on_policy(instruction)
 
     def commit(self) -> None:
         """The journal writes all that it was given."""

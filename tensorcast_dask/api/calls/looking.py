@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from tensorcast_dask.api.actions import instances, names, reads
 from tensorcast_dask.api.calls.base import Calls, ref_of
 from tensorcast_dask.api.instance import InstanceHandle
+from tensorcast_dask.api.policies import PolicyBook
 from tensorcast_dask.api.signals import SignalBook
 from tensorcast_dask.api.worker import Worker
 from tensorcast_dask.tensors.messages import CatalogStateAsked, StateJson
@@ -83,6 +84,11 @@ class Looking(Calls):
         """Facts about the running system: `snapshot`, `watch`, `history`."""
         return SignalBook(self._session)
 
+    @property
+    def policies(self) -> PolicyBook:
+        """What decides: `install`, `list`, `remove`, and quotas."""
+        return PolicyBook(self._session)
+
     def sql(
         self, query: str, *, limit: int = 10_000, deadline: float | None = None
     ) -> Any:
@@ -109,7 +115,9 @@ class Looking(Calls):
         Parameters
         ----------
         ref : Artifact, Worker or str
-            An artifact or its id, a node, or the id of a request.
+            An artifact or its id (also why its copies stay, may go, or are on their way), a node
+            (also what it has to do), the id of a request (also what it waits for), `plan:KEY`,
+            `plan:KEY/STEP`, or `context:ID`.
         deadline : float, optional
             Seconds.
 

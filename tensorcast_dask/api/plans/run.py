@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from typing import TYPE_CHECKING, Any, Final
 
 from distributed import fire_and_forget
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from tensorcast_dask.api.connection.core import Core
     from tensorcast_dask.api.plans.graph import Places
     from tensorcast_dask.tensors.messages import StepOutcome
+    from tensorcast_dask.tensors.signals import Signal
 
 __all__ = [
     "PlanResult",
@@ -133,12 +135,22 @@ class PlanResult:
         self.message = state.message
         self._state = state
         self._session = session
+        self._read = time.time()  # noqa: TID251 - for people
 
     @property
     def error(self) -> TensorCastError | None:
         """What the run failed of."""
         fault = self._state.fault
         return None if fault is None else fault.error()
+
+    @property
+    def signals(self) -> list[Signal]:
+        """What changed while it ran: nodes, links and instances as they were at its end, events.
+
+        The run's own changes and everybody else's, at most 256, the earliest first; none of a
+        run that ended before the scheduler was restarted.
+        """
+        return [one.read_at(self._read) for one in self._state.signals]
 
     def __getitem__(self, step: Any) -> StepResult:
         name = step if isinstance(step, str) else step.name

@@ -4,7 +4,7 @@ It owns no rule of its own: it puts the parts together, hands each event to the 
 it concerns, and sees to it that every request is answered. Parts know the parts that they
 were given, downwards only:
 
-    catalog > requests | links > reads > observed > signals > readings > bandwidths | loads | usage > plans > effects > runs | changes > imports > relocations > endings > sessions > creations > spreads
+    catalog > requests | links > reads > explaining | admission > policies > policy_views > observed | quotas > signals > readings > bandwidths | loads | usage > plans > effects > runs | changes > imports > relocations > endings > sessions > creations > spreads
             > moves > inventories | instances > tasks | leaving > replicas > holders | pins > nodes | names > numbers
             > operations > outcomes | stories | timers | outbox > records | events
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from tensorcast_dask.scheduler_plugin.state.admission import Admission
 from tensorcast_dask.scheduler_plugin.state.changes import Changes
 from tensorcast_dask.scheduler_plugin.state.creations import Creations
 from tensorcast_dask.scheduler_plugin.state.effects import EFFECTS
@@ -20,6 +21,7 @@ from tensorcast_dask.scheduler_plugin.state.endings import Endings
 from tensorcast_dask.scheduler_plugin.state.events import (
     DOUBT_S,
     Asked,
+    Carried,
     CatalogSettings,
     Event,
     Instruction,
@@ -31,12 +33,16 @@ from tensorcast_dask.scheduler_plugin.state.events import (
     NodeRetired,
     NodeSaid,
     PlanDropped,
+    PolicyBroke,
+    PolicyDecided,
+    PolicyLoaded,
     Recovered,
     SessionLost,
     SessionOpened,
     TimePassed,
     WorkerGone,
 )
+from tensorcast_dask.scheduler_plugin.state.explaining import Explaining
 from tensorcast_dask.scheduler_plugin.state.ground import Ground
 from tensorcast_dask.scheduler_plugin.state.holders import Holders
 from tensorcast_dask.scheduler_plugin.state.imports import Imports
@@ -54,6 +60,9 @@ from tensorcast_dask.scheduler_plugin.state.outbox import Outbox
 from tensorcast_dask.scheduler_plugin.state.outcomes import Outcomes
 from tensorcast_dask.scheduler_plugin.state.pins import Pins
 from tensorcast_dask.scheduler_plugin.state.plans import Plans
+from tensorcast_dask.scheduler_plugin.state.policies import Policies
+from tensorcast_dask.scheduler_plugin.state.policy_views import PolicyViews
+from tensorcast_dask.scheduler_plugin.state.quotas import Quotas
 from tensorcast_dask.scheduler_plugin.state.reads import Reads
 from tensorcast_dask.scheduler_plugin.state.records import NodeRecord
 from tensorcast_dask.scheduler_plugin.state.recovery import recover
@@ -152,7 +161,20 @@ class Catalog:
         )
         self.plans = Plans(ground, ttl_s=settings.plan_result_ttl_s)
         self.observed = Observed(ground, self.plans, self.sessions)
-        self.reads = Reads(ground, self.creations, self.observed.usage)
+        self.quotas = Quotas(outbox, names)
+        self.policies = Policies(ground, PolicyViews(ground, self.observed))
+        self.admission = Admission(ground, self.quotas, self.policies, self.sessions)
+        self.observed.readings.more["quota/"] = self.quotas.readings
+        self.observed.readings.more["policy/"] = self.policies.readings
+        explaining = Explaining(
+            ground,
+            creations=self.creations,
+            moves=self.moves,
+            endings=self.endings,
+            plans=self.plans,
+        )
+        usage = self.observed.usage
+        self.reads = Reads(ground, self.creations, usage, explaining)
         self.links = Links(
             ground,
             self.inventories,
@@ -190,6 +212,8 @@ class Catalog:
                 self.outbox.durable_to(event.seq)
             case JournalBack():
                 self.outbox.stalled = ""
+            case PolicyLoaded() | PolicyDecided() | PolicyBroke() | Carried():
+                self.policies.heard(event)
             case TimePassed():
                 # The shell's alarm has rung, perhaps early: it is set anew in any case.
                 self._wake_s = None
@@ -242,9 +266,7 @@ class Catalog:
 
     def _begin(self, recovered: Recovered) -> None:
         self._recovered = None
-        said = recover(
-            recovered.rows, self._ground, self.creations, self.sessions, self.plans
-        )
+        said = recover(recovered.rows, self._ground, self)
         if said:
             self.said = "; ".join(filter(None, [self.said, *said[:20]]))
         for session in self.outcomes.sessions():
@@ -333,6 +355,7 @@ class Catalog:
             "plans": len(self.plans),
             "plans_kept": self.plans.kept,
             "watchers": len(self.observed.signals),
+            "decisions": len(self.policies),
             "outcome_sessions": sessions,
             "outcomes": answers,
         }

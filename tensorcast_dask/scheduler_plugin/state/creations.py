@@ -17,6 +17,7 @@ Rules:
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -119,6 +120,17 @@ class Creations:
             (one.record.id, one.record.version, generation, one.record.nbytes)
             for generation, one in self._open.items()
         )
+
+    def waits(self, record: VersionRecord) -> Iterator[str]:
+        """Say what a creation waits for."""
+        creation = self._open.get(record.generation)
+        if creation is None:
+            return
+        left_s = creation.until_s - self._outbox.now_s
+        if not creation.commits:
+            yield f"  waits for its writer to commit, at most {left_s:.1f} s more"
+        elif not creation.announced:
+            yield f"  waits for {creation.node.label} to say that it has the bytes"
 
     # ------------------------------------------------------------ requests
     def create(self, caller: Caller, session: SessionRecord, ask: Create) -> Generation:
@@ -322,7 +334,7 @@ class Creations:
         if node is not creation.node:
             return False
         if not creation.sized:
-            record.nbytes = one.nbytes
+            self._names.resize(record, one.nbytes)
         elif one.nbytes != record.nbytes:
             message = (
                 f"node {node.label} holds {one.nbytes} bytes for version "

@@ -32,7 +32,7 @@ from tensorcast_dask.scheduler_plugin.state.operations import (
     Operation,
 )
 from tensorcast_dask.scheduler_plugin.state.records import NodeRecord, VersionRecord
-from tensorcast_dask.tensors.ids import Generation, NodeId
+from tensorcast_dask.tensors.ids import ArtifactId, Generation, NodeId
 from tensorcast_dask.tensors.messages import (
     Destroy,
     Destroyed,
@@ -87,6 +87,10 @@ class Endings:
 
     def __len__(self) -> int:
         return len(self._open)
+
+    def of(self, name: ArtifactId) -> list[Ending]:
+        """List the ends of versions of an id that are under way."""
+        return [one for one in self._open.values() if one.record.id == name]
 
     # ------------------------------------------------------------ destroy
     def destroy(self, caller: Caller, ask: Destroy) -> None:

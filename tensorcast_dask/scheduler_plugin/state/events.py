@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 import msgspec
 
 if TYPE_CHECKING:
+    from tensorcast_dask.policies.views import Decided, View, Wanted
     from tensorcast_dask.tensors.ids import (
         ArtifactId,
         ClusterId,
@@ -43,9 +44,11 @@ if TYPE_CHECKING:
         SessionId,
     )
     from tensorcast_dask.tensors.messages import (
+        Ensure,
         Fact,
         Fault,
         FromNode,
+        Migrate,
         NodeHello,
         OpenSession,
         SessionRequest,
@@ -209,6 +212,34 @@ class PlanDropped(_Value, frozen=True, kw_only=True):
     why: str
 
 
+class PolicyLoaded(_Value, frozen=True, kw_only=True):
+    """A policy's process has it and waits for questions."""
+
+    life: int
+
+
+class PolicyDecided(_Value, frozen=True, kw_only=True):
+    """A policy's answer to one question."""
+
+    life: int
+    number: int
+    decided: Decided
+
+
+class PolicyBroke(_Value, frozen=True, kw_only=True):
+    """A policy could not be loaded, raised, or its process ended."""
+
+    life: int
+    why: str
+
+
+class Carried(_Value, frozen=True, kw_only=True):
+    """What `AskSelf` came to."""
+
+    number: int
+    error: str
+
+
 class TimePassed(_Value, frozen=True, kw_only=True):
     """Look at the clock."""
 
@@ -226,6 +257,10 @@ Event: TypeAlias = (
     | JournalStalled
     | JournalBack
     | PlanDropped
+    | PolicyLoaded
+    | PolicyDecided
+    | PolicyBroke
+    | Carried
     | TimePassed
 )
 
@@ -357,6 +392,36 @@ class RunQuery(_Value, frozen=True, kw_only=True):
     within_s: float = math.inf
 
 
+class StartPolicy(_Value, frozen=True, kw_only=True):
+    """Start a process that loads a policy; tell `PolicyLoaded` or `PolicyBroke`."""
+
+    life: int
+    name: str
+    blob: bytes
+
+
+class AskPolicy(_Value, frozen=True, kw_only=True):
+    """Have it decide; tell `PolicyDecided` or `PolicyBroke`."""
+
+    life: int
+    number: int
+    view: View
+    wanted: Wanted | None
+
+
+class EndPolicy(_Value, frozen=True, kw_only=True):
+    """Kill its process, whatever it does."""
+
+    life: int
+
+
+class AskSelf(_Value, frozen=True, kw_only=True):
+    """Ask for a change in the scheduler's own session (it fills `rid` in); tell `Carried`."""
+
+    number: int
+    request: Ensure | Migrate
+
+
 Instruction: TypeAlias = (
     Reply
     | EndSession
@@ -367,4 +432,8 @@ Instruction: TypeAlias = (
     | Log
     | Emit
     | RunQuery
+    | StartPolicy
+    | AskPolicy
+    | EndPolicy
+    | AskSelf
 )

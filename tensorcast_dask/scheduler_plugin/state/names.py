@@ -11,6 +11,7 @@ Rules:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tensorcast_dask.exceptions import (
@@ -83,6 +84,8 @@ class Names:
         self._views_of: dict[Generation, dict[ArtifactId, None]] = {}
         #: Ids with a committed version.
         self.listed = SortedIds()
+        #: Told of each version that came, has another size now, or went.
+        self.on_change: Callable[[VersionRecord], None] = _nobody
 
     # ------------------------------------------------------------ look-ups
     def get(self, generation: Generation) -> VersionRecord:
@@ -269,6 +272,12 @@ class Names:
         self.versions[record.generation] = record
         if not record.creating:
             self._show(record, artifact)
+        self.on_change(record)
+
+    def resize(self, record: VersionRecord, nbytes: int) -> None:
+        """Take the size of a creation that nobody knew before."""
+        record.nbytes = nbytes
+        self.on_change(record)
 
     def commit(self, record: VersionRecord) -> None:
         """Let a complete creation be seen."""
@@ -298,6 +307,7 @@ class Names:
             self.listed.discard(record.id)
         if not artifact.versions:
             del self.artifacts[record.id]
+        self.on_change(record)
         names = self._views_of.pop(record.generation, {})
         return [self.views.pop(name) for name in names]
 
@@ -310,3 +320,7 @@ class Names:
         """Forget a view; its base stays."""
         view = self.views.pop(name)
         del self._views_of[view.base][name]
+
+
+def _nobody(record: VersionRecord) -> None:
+    """Nobody counts."""

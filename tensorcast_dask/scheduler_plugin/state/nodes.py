@@ -153,6 +153,7 @@ class Nodes:
         record.claiming = True
         record.claimed = {}
         record.granted = {}
+        record.weights = {}
         self._extend(record)
         return record, fresh
 

@@ -9,6 +9,7 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 from tensorcast_dask.scheduler_plugin.state.bandwidths import Bandwidths
 from tensorcast_dask.scheduler_plugin.state.events import Emit
@@ -27,9 +28,13 @@ from tensorcast_dask.tensors.messages import (
     Renew,
     TaskDone,
 )
-from tensorcast_dask.tensors.signals import Reading
+from tensorcast_dask.tensors.signals import Reading, Signal
 
-__all__ = ["Observed"]
+__all__ = ["MAX_OF_RUN", "Observed"]
+
+#: What a run of a plan tells that it changed, and how much of it at most.
+_OF_RUNS: Final = ("node/", "link/", "instance/", "event/")
+MAX_OF_RUN: Final = 256
 
 
 class Observed:
@@ -48,6 +53,8 @@ class Observed:
         self.readings.more["catalog/"] = self._of_catalog
         self.readings.more["plan/"] = plans.readings
         self.signals = Signals(ground, self.readings)
+        plans.mark = self._mark
+        plans.changes = self._changes
         ground.tasks.on_done = self._transferred
         ground.outbox.on_emit = self._happened
 
@@ -108,6 +115,15 @@ class Observed:
             name = ArtifactId(str(emit.facts["id"]))
             if name not in self._names.artifacts:
                 self.usage.forget(name)
+
+    # ------------------------------------------------------------ plans
+    def _mark(self) -> int:
+        """Read what a run may change, as it was before."""
+        self.signals.changes(self.signals.number, _OF_RUNS, 1)
+        return self.signals.number
+
+    def _changes(self, since: int) -> tuple[Signal, ...]:
+        return tuple(self.signals.changes(since, _OF_RUNS, MAX_OF_RUN))
 
     # ------------------------------------------------------------ the catalog's own
     def _of_catalog(self) -> Iterator[tuple[str, Reading]]:

@@ -210,9 +210,13 @@ class Operations:
     def __len__(self) -> int:
         return len(self._running)
 
+    def find(self, rid: RequestId) -> Operation | None:
+        """Find a request that waits, or one of the last that ended."""
+        return self._running.get(rid) or self._ended.get(rid)
+
     def state_of(self, rid: RequestId) -> OperationState:
         """How a request stands."""
-        operation = self._running.get(rid) or self._ended.get(rid)
+        operation = self.find(rid)
         if operation is None:
             return OperationState(status="unknown")
         done, total = self._bytes(operation)

@@ -44,9 +44,11 @@ from tensorcast_dask.scheduler_plugin.state.runs import (
     not_begun,
     progress_of,
     row_of,
+    run_of,
     step_row,
     to_do_again,
     verdict,
+    waits_of,
 )
 from tensorcast_dask.tensors.ids import Generation
 from tensorcast_dask.tensors.messages import (
@@ -70,7 +72,7 @@ from tensorcast_dask.tensors.plans import (
     Step,
     report_key,
 )
-from tensorcast_dask.tensors.signals import Reading
+from tensorcast_dask.tensors.signals import Reading, Signal
 
 __all__ = ["POLL_S", "STEP_LINES", "UNDO_S", "Plans"]
 
@@ -93,6 +95,10 @@ class Plans:
         self._names = ground.names
         self._ttl_s = ttl_s
         self._runs: dict[str, Run] = {}
+        #: Gives the number of the signals' last change.
+        self.mark: Callable[[], int] = lambda: 0
+        #: Gives the signals that changed since a number.
+        self.changes: Callable[[int], tuple[Signal, ...]] = lambda _: ()
 
     def __len__(self) -> int:
         return sum(one.status is RunStatus.RUNNING for one in self._runs.values())
@@ -114,6 +120,14 @@ class Plans:
         """How far each run is, for signals."""
         for one in self._runs.values():
             yield f"plan/{one.key}", progress_of(one)
+
+    def waits(self, ref: str) -> list[str]:
+        """Say what a run that is under way waits for; `ref` is `plan:KEY`."""
+        run = self._runs.get(ref.removeprefix("plan:"))
+        under_way = run is not None and run.status is RunStatus.RUNNING
+        if run is None or not under_way or run.subject != ref:
+            return []
+        return waits_of(run)
 
     # ------------------------------------------------------------ runs
     def open(self, caller: Caller, ask: OpenPlan) -> None:
@@ -144,6 +158,7 @@ class Plans:
             report=ask.report,
             steps={one.name: one for one in spec.steps},
         )
+        run.since = self.mark()
         self._outbox.persist(row_of(run, now_s=self._outbox.now_s))
         self._note(run, "submit: {} steps by {}", len(run.steps), run.spec.context.id)
         left_s = run.until_s - self._outbox.now_s
@@ -188,6 +203,7 @@ class Plans:
         run.status, run.fault, run.stopping = RunStatus.RUNNING, None, None
         run.until_s, run.poll = until_s, ask.poll
         run.report = ask.report
+        run.since, run.signals = self.mark(), ()
         self._outbox.persist(row_of(run, now_s=self._outbox.now_s))
         self._note(run, "resume: run {}", run.run)
         self._begin_time(run)
@@ -354,6 +370,9 @@ class Plans:
         self._outbox.persist(row_of(run, now_s=self._outbox.now_s))
         self._note(run, "report: {}", str(status))
         self._outbox.emit("plan_ended", plan=run.key, status=str(status))
+        run.ended_s = self._outbox.now_s
+        if run.since:
+            run.signals = self.changes(run.since)
         waiting, run.waiting = run.waiting, {}
         for caller in waiting.values():
             self._tell(caller, run)
@@ -421,6 +440,7 @@ class Plans:
             message="" if run.fault is None else run.fault.message,
             fault=run.fault,
             outcomes=dict(run.outcomes),
+            signals=run.told_signals(self._outbox.now_s),
             spec=run.raw if whole else b"",
             payloads=run.payloads if whole else {},
         )
@@ -434,11 +454,12 @@ class Plans:
         subjects = [f"{run.subject}/{step.name}"]
         if run.told < STEP_LINES:
             run.told += 1
-            subjects.append(run.subject)
+            subjects += [run.subject, run.asker]
         self._stories.tell(self._outbox.now_s, tuple(subjects), form, step.name, *parts)
 
     def _note(self, run: Run, form: str, *parts: str | float) -> None:
-        self._stories.tell(self._outbox.now_s, (run.subject,), form, *parts)
+        subjects = (run.subject, run.asker)
+        self._stories.tell(self._outbox.now_s, subjects, form, *parts)
 
     # ------------------------------------------------------------ recovery
     def recover(self, rows: Iterable[PlanRow], steps: Iterable[StepRow]) -> list[str]:
@@ -450,22 +471,8 @@ class Plans:
             except TensorCastError as error:
                 said.append(f"plan {row.key!r} is lost: {error.message}")
                 continue
-            run = self._runs[row.key] = Run(
-                key=row.key,
-                life=row.life,
-                run=row.run,
-                digest=row.digest,
-                spec=spec,
-                raw=row.spec,
-                payloads=row.payloads,
-                until_s=self._outbox.now_s + row.left_s,
-                poll=row.poll,
-                report=row.report,
-                status=row.status,
-                fault=row.fault,
-                steps={one.name: one for one in spec.steps},
-                begun=dict.fromkeys(row.begun),
-            )
+            run = run_of(row, spec, now_s=self._outbox.now_s)
+            self._runs[row.key] = run
             if run.status is RunStatus.RUNNING:
                 self._begin_time(run)
             else:

@@ -15,6 +15,7 @@ from tensorcast_dask.exceptions import CatalogUnavailable, NotFound, TensorCastE
 from tensorcast_dask.scheduler_plugin.state.checks import check_count, check_labels
 from tensorcast_dask.scheduler_plugin.state.creations import Creations
 from tensorcast_dask.scheduler_plugin.state.events import RunQuery, Snapshot
+from tensorcast_dask.scheduler_plugin.state.explaining import Explaining
 from tensorcast_dask.scheduler_plugin.state.ground import Ground
 from tensorcast_dask.scheduler_plugin.state.listing import (
     MAX_PAGE,
@@ -58,8 +59,11 @@ _ANSWER_S: Final = 1.0
 class Reads:
     """Answers to questions."""
 
-    def __init__(self, ground: Ground, creations: Creations, usage: Usage) -> None:
+    def __init__(
+        self, ground: Ground, creations: Creations, usage: Usage, explaining: Explaining
+    ) -> None:
         self._usage = usage
+        self._explaining = explaining
         self._outbox = ground.outbox
         self._names = ground.names
         self._nodes = ground.nodes
@@ -182,7 +186,7 @@ class Reads:
         """Tell why it is as it is."""
         lines = self._stories.of(ask.ref, now_s=self._outbox.now_s)
         name = ArtifactId(ask.ref)
-        lines += tuple((0.0, line) for line in self._now(name))
+        lines += tuple((0.0, line) for line in self._explaining.now(ask.ref))
         if not lines and not self._is_known(ask.ref):
             message = (
                 f"nothing is known of {ask.ref!r}: no artifact, node or request is called "
@@ -202,21 +206,6 @@ class Reads:
             or NodeId(ref) in self._nodes.records
             or self._operations.state_of(RequestId(ref)).status != "unknown"
         )
-
-    def _now(self, name: ArtifactId) -> list[str]:
-        artifact = self._names.artifacts.get(name)
-        if artifact is None:
-            return []
-        lines = []
-        for number, record in sorted(artifact.versions.items()):
-            info = info_of(record, lost=self._holders.is_lost(record))
-            where = ", ".join(
-                f"{node.label} ({record.holders[node.node].nearest})"
-                for node in self._holders.listed(record)
-            )
-            line = f"version {number} is {info.stage}, {record.nbytes} bytes, on "
-            lines.append(line + (where or "no node") + f" {record.degraded}".rstrip())
-        return lines
 
     def operation(self, caller: Caller, ask: OperationAsked) -> None:
         """Tell how a request stands."""

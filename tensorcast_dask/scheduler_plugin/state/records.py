@@ -155,6 +155,8 @@ class NodeRecord:
     #: It has leave to drop these, and has not said yet that it did (or joined anew).
     granted: dict[Generation, None] = field(default_factory=dict)
     uses: dict[Tier, TierUse] = field(default_factory=dict)
+    #: What it was told that its replicas are worth, on this link.
+    weights: dict[Generation, float] = field(default_factory=dict)
     #: Given out by placement since `uses` was last told, by tier.
     promised_bytes: dict[Tier, int] = field(default_factory=dict)
 

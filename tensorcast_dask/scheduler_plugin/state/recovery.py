@@ -11,7 +11,7 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 
@@ -21,6 +21,8 @@ from tensorcast_dask.scheduler_plugin.state.events import Row
 from tensorcast_dask.scheduler_plugin.state.ground import Ground
 from tensorcast_dask.scheduler_plugin.state.outcomes import OutcomeRow
 from tensorcast_dask.scheduler_plugin.state.plans import Plans
+from tensorcast_dask.scheduler_plugin.state.policies import Policies, PolicyRow
+from tensorcast_dask.scheduler_plugin.state.quotas import QuotaRow, Quotas
 from tensorcast_dask.scheduler_plugin.state.records import (
     AliasRecord,
     AliasRow,
@@ -39,18 +41,22 @@ from tensorcast_dask.scheduler_plugin.state.sessions import Sessions
 from tensorcast_dask.tensors.ids import HostId, Incarnation, NodeId
 from tensorcast_dask.tensors.messages import NodeCard
 
-__all__ = ["recover"]
+__all__ = ["Parts", "recover"]
 
 R = TypeVar("R")
 
 
-def recover(
-    rows: Iterable[Row],
-    ground: Ground,
-    creations: Creations,
-    sessions: Sessions,
-    plans: Plans,
-) -> list[str]:
+class Parts(Protocol):
+    """Who has rows of its own."""
+
+    creations: Creations
+    sessions: Sessions
+    plans: Plans
+    quotas: Quotas
+    policies: Policies
+
+
+def recover(rows: Iterable[Row], ground: Ground, parts: Parts) -> list[str]:
     """Fill an empty catalog; returns what has to be said."""
     book = _Book(rows)
     indexes = dict(book.blobs("index"))
@@ -67,16 +73,18 @@ def recover(
     for creating in book.unpack("creating", CreatingRow):
         index = indexes.get(str(creating.record.generation))
         if index is not None:
-            session = sessions.revived(creating.session)
-            creations.revive(creating, index, session)
+            session = parts.sessions.revived(creating.session)
+            parts.creations.revive(creating, index, session)
     for outcome in book.unpack("outcome", OutcomeRow):
         try:
             ground.outcomes.recover(outcome)
         except TensorCastError as error:
             book.said.append(f"the answer to request {outcome.rid!r} is lost: {error}")
-    book.said += plans.recover(
+    book.said += parts.plans.recover(
         book.unpack("plan", PlanRow), book.unpack("step", StepRow)
     )
+    parts.quotas.recover(book.unpack("quota", QuotaRow))
+    parts.policies.recover(book.unpack("policy", PolicyRow))
     return book.said
 
 

@@ -12,6 +12,8 @@ Rules:
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tensorcast_dask.scheduler_plugin.state.events import Row
 from tensorcast_dask.scheduler_plugin.state.holders import Holders
 from tensorcast_dask.scheduler_plugin.state.names import Names
@@ -48,6 +50,8 @@ class Replicas:
         self._holders = holders
         self._pins = pins
         self.by_node: dict[NodeId, dict[Generation, VersionRecord]] = {}
+        #: Told of each version whose holders, pins or publication changed.
+        self.on_remark: Callable[[VersionRecord], None] = _nobody
 
     # ------------------------------------------------------------ changes
     def add(
@@ -190,6 +194,7 @@ class Replicas:
         """Tell holders what changed for them: published, spare, pinned."""
         if record.creating:
             return
+        self.on_remark(record)
         now_s = self._outbox.now_s
         for node in self._holders.listed(record):
             replica = record.holders[node.node]
@@ -204,3 +209,7 @@ class Replicas:
                     pinned_s=max(until_s - now_s, 0.0),
                 )
                 self._outbox.send(node.link, mark)
+
+
+def _nobody(record: VersionRecord) -> None:
+    """Nobody repairs."""

@@ -23,6 +23,7 @@ from tensorcast_dask.exceptions import (
     Unimplemented,
     Unknown,
 )
+from tensorcast_dask.scheduler_plugin.state.admission import Admission
 from tensorcast_dask.scheduler_plugin.state.changes import Changes
 from tensorcast_dask.scheduler_plugin.state.creations import Creations
 from tensorcast_dask.scheduler_plugin.state.endings import Endings
@@ -36,6 +37,8 @@ from tensorcast_dask.scheduler_plugin.state.observed import Observed
 from tensorcast_dask.scheduler_plugin.state.operations import Caller
 from tensorcast_dask.scheduler_plugin.state.outcomes import Standing
 from tensorcast_dask.scheduler_plugin.state.plans import Plans
+from tensorcast_dask.scheduler_plugin.state.policies import Policies
+from tensorcast_dask.scheduler_plugin.state.quotas import Quotas
 from tensorcast_dask.scheduler_plugin.state.reads import Reads
 from tensorcast_dask.scheduler_plugin.state.records import SessionRecord
 from tensorcast_dask.scheduler_plugin.state.relocations import Relocations
@@ -58,6 +61,7 @@ from tensorcast_dask.tensors.messages import (
     Fact,
     Fault,
     HistoryAsked,
+    InstallPolicy,
     InstancesAsked,
     KeepCreating,
     ListArtifacts,
@@ -70,15 +74,19 @@ from tensorcast_dask.tensors.messages import (
     OperationAsked,
     Pin,
     PlanAsked,
+    PoliciesAsked,
+    PolicyStates,
     Publish,
     Query,
     RegisterView,
     Release,
+    RemovePolicy,
     Resolve,
     ResumePlan,
     SaveFile,
     SessionRequest,
     SetAlias,
+    SetQuota,
     SignalsAsked,
     StateJson,
     StepEffect,
@@ -103,6 +111,7 @@ _QUESTIONS: Final = (
     OpenSession,
     SignalsAsked,
     HistoryAsked,
+    PoliciesAsked,
 )
 #: Of plans: repeats are told apart by key, run and step, not by request id.
 _OF_PLANS: Final = (
@@ -144,6 +153,9 @@ class Parts(Protocol):
     plans: Plans
     observed: Observed
     instances: Instances
+    quotas: Quotas
+    policies: Policies
+    admission: Admission
 
     def debug_state(self) -> dict[str, Fact]:
         """Count everything that must be back at its baseline when idle."""
@@ -276,6 +288,13 @@ class Requests:
                 self._parts.observed.signals.history(caller, request)
             case InstancesAsked():
                 self._parts.instances.asked(caller, request)
+            case PoliciesAsked():
+                states = PolicyStates(
+                    policies=self._parts.policies.states(),
+                    quotas=self._parts.quotas.states(),
+                )
+                after = self._outbox.firm
+                self._outbox.reply(caller.session, caller.rid, states, after=after)
             case CancelAsked():
                 if not self._parts.observed.signals.cancel(request.asked):
                     self._operations.cancel(request.asked)
@@ -349,6 +368,19 @@ class Requests:
                 self._other_change(caller, request)
 
     def _create(self, caller: Caller, session: SessionRecord, request: Create) -> None:
+        self._parts.admission.create(
+            caller,
+            session,
+            request,
+            make=lambda ask: self._create_now(caller, session, ask),
+            refuse=lambda error: self._operations.refuse(
+                caller, error, after=self._seen(request)
+            ),
+        )
+
+    def _create_now(
+        self, caller: Caller, session: SessionRecord, request: Create
+    ) -> None:
         generation = self._parts.creations.create(caller, session, request)
         if request.commit:
             commit = CommitCreated(
@@ -373,6 +405,7 @@ class Requests:
             case DrainNode():
                 self._parts.relocations.drain(caller, request)
             case LoadFile():
+                self._parts.admission.load(request)
                 self._parts.imports.load(caller, request)
             case SaveFile():
                 self._parts.imports.save(caller, request)
@@ -384,6 +417,18 @@ class Requests:
                 self._parts.changes.alias(caller, request)
             case RegisterView():
                 self._parts.changes.view(caller, request)
+            case _:
+                self._of_policies(caller, request)
+
+    def _of_policies(self, caller: Caller, request: SessionRequest) -> None:
+        match request:
+            case InstallPolicy():
+                self._parts.policies.install(caller, request)
+            case RemovePolicy():
+                self._parts.policies.remove(caller, request)
+            case SetQuota():
+                state = self._parts.quotas.set(request)
+                self._operations.give(caller, state, durable=True)
             case _:
                 message = f"the catalog does not offer {type(request).__name__}"
                 raise Unimplemented(message)

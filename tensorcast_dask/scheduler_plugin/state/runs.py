@@ -13,6 +13,7 @@ from tensorcast_dask.scheduler_plugin.state.events import Row
 from tensorcast_dask.scheduler_plugin.state.operations import Caller
 from tensorcast_dask.scheduler_plugin.state.records import packed
 from tensorcast_dask.scheduler_plugin.state.timers import Timer
+from tensorcast_dask.tensors.contexts import Context
 from tensorcast_dask.tensors.ids import RequestId
 from tensorcast_dask.tensors.messages import (
     Fault,
@@ -27,7 +28,7 @@ from tensorcast_dask.tensors.plans import (
     PlanSpec,
     Step,
 )
-from tensorcast_dask.tensors.signals import Reading
+from tensorcast_dask.tensors.signals import Reading, Signal
 
 __all__ = [
     "PlanRow",
@@ -40,9 +41,11 @@ __all__ = [
     "not_begun",
     "progress_of",
     "row_of",
+    "run_of",
     "step_row",
     "to_do_again",
     "verdict",
+    "waits_of",
 ]
 
 
@@ -108,6 +111,10 @@ class Run:
     timer: Timer | None = None
     #: Bytes of the values of `outcomes`.
     held_bytes: int = 0
+    #: The number of the signals' last change when it began; what changed until it ended.
+    since: int = 0
+    signals: tuple[Signal, ...] = ()
+    ended_s: float = 0.0
     #: Lines on its steps that its story has.
     told: int = 0
     waiting: dict[RequestId, Caller] = field(default_factory=dict)
@@ -137,10 +144,21 @@ class Run:
         if outcome is not None and (fault is None or fault.kind not in _IN_DOUBT):
             self.called.pop(step, None)
 
+    def told_signals(self, now_s: float) -> tuple[Signal, ...]:
+        """Tell what changed while it ran, as old as it is now."""
+        ago_s = now_s - self.ended_s
+        return tuple(one.older(ago_s) for one in self.signals)
+
     @property
     def subject(self) -> str:
         """What `explain` calls it."""
         return f"plan:{self.key}"
+
+    @property
+    def asker(self) -> str:
+        """What `explain` calls who asked; "" for one that has no name of its own."""
+        name = self.spec.context.id
+        return "" if name == Context().id else f"context:{name}"
 
     @property
     def undone(self) -> bool:
@@ -220,6 +238,26 @@ def bounded(run: Run, step: Step, outcome: StepOutcome) -> StepOutcome:
     return StepOutcome(status=StepStatus.FAILED, fault=fault, node=outcome.node)
 
 
+def run_of(row: PlanRow, spec: PlanSpec, *, now_s: float) -> Run:
+    """Make a run again from its row."""
+    return Run(
+        key=row.key,
+        life=row.life,
+        run=row.run,
+        digest=row.digest,
+        spec=spec,
+        raw=row.spec,
+        payloads=row.payloads,
+        until_s=now_s + row.left_s,
+        poll=row.poll,
+        report=row.report,
+        status=row.status,
+        fault=row.fault,
+        steps={one.name: one for one in spec.steps},
+        begun=dict.fromkeys(row.begun),
+    )
+
+
 def row_of(run: Run, *, now_s: float) -> Row:
     """Write a run down."""
     row = PlanRow(
@@ -294,6 +332,23 @@ def verdict(run: Run) -> tuple[RunStatus, Fault | None]:
     if all(one.status is StepStatus.DONE for one in ended):
         return RunStatus.DONE, None
     return RunStatus.FAILED, failure_of(run)
+
+
+def waits_of(run: Run) -> list[str]:
+    """Say what the steps of a run that is under way wait for."""
+    lines = []
+    for step in run.spec.ordinary:
+        if step.name in run.outcomes:
+            continue
+        before = [repr(one) for one in step.needs if one not in run.outcomes]
+        if before:
+            lines.append(f"step {step.name!r} waits for {', '.join(before)}")
+        else:
+            where = step.node or "any node"
+            lines.append(f"step {step.name!r} may run, or runs, at {where}")
+    if run.stopping is not None:
+        lines.append(f"it stops: {run.stopping.message}")
+    return lines
 
 
 def failure_of(run: Run) -> Fault:

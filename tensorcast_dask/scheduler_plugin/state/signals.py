@@ -223,7 +223,7 @@ class Signals:
             limit=limit,
         )
         frame = self._frame(ask)
-        found = [*frame.changed, *frame.events]
+        found = [o for o in (*frame.changed, *frame.events) if o.number > since]
         return sorted(found, key=lambda one: one.number)[-limit:]
 
     # ------------------------------------------------------------ watching
@@ -371,7 +371,7 @@ class Signals:
             if one.number <= since:
                 break
             if matches(one.name, ask.prefixes):
-                found.append(_aged(one, now_s - at_s))
+                found.append(one.older(round(max(0.0, now_s - at_s), 6)))
         full = len(self._events) == MAX_EVENTS
         missed = full and 0 < since < self._events[0][1].number - 1
         found.reverse()
@@ -383,14 +383,4 @@ def _same(before: Told, now: Told) -> bool:
         before.value == now.value
         and before.fresh == now.fresh
         and before.epoch == now.epoch
-    )
-
-
-def _aged(signal: Signal, age_s: float) -> Signal:
-    return Signal(
-        name=signal.name,
-        value=signal.value,
-        staleness=round(max(0.0, age_s), 6),
-        epoch=signal.epoch,
-        number=signal.number,
     )

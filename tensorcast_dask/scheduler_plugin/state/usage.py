@@ -71,6 +71,11 @@ class Usage:
         found = 0.0 if rate is None else rate.at(now_s)
         return 0.0 if found < _COLD else rounded(found)
 
+    def hottest(self, *, now_s: float) -> list[ArtifactId]:
+        """List the artifacts that are read, the most read first."""
+        found = [(-one.at(now_s), name) for name, one in self._heats.items()]
+        return [name for rate, name in sorted(found) if -rate >= _COLD]
+
     def consumers(self) -> Iterator[tuple[str, ArtifactId, Consumed]]:
         """Go through consumers and what they have."""
         for (who, name), consumed in self._consumers.items():

@@ -8,7 +8,8 @@ Rules:
    too (nothing is lost); a move to the tier below (nothing is lost, it costs a write);
    spare replicas, for which the catalog is asked.
 3. Where all that is not enough, marks on copies of the tier go: they keep its memory in use.
-4. Least recently used first within each kind; no more than is needed.
+4. Within each kind what weighs least goes first (`Table.weights`), of equal weights what was
+   used longest ago; no more than is needed.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from tensorcast_dask.store.state.tiers import TierStock
 from tensorcast_dask.tensors.messages import Tier, TierUse
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Mapping
 
     from tensorcast_dask.store.state.table import Table
     from tensorcast_dask.tensors.ids import Generation
@@ -90,9 +91,10 @@ def plan(
     found = Plan(trim_bytes=min(need_bytes, stock.pool.warm_bytes))
     found.frees_bytes = found.trim_bytes
     asking: list[tuple[Generation, int]] = []
-    for generation, frees_bytes in stock.loose.items():
+    for generation in _by_worth(table, stock.loose):
         if found.frees_bytes >= need_bytes:
             return found
+        frees_bytes = stock.loose[generation]
         replica = table.replicas[generation]
         if not free(replica):
             continue
@@ -106,6 +108,16 @@ def plan(
     if found.frees_bytes < need_bytes:
         found.unmark = _marks(table, tier, now_s)
     return found
+
+
+def _by_worth(
+    table: Table, generations: Mapping[Generation, object]
+) -> Iterable[Generation]:
+    """Go through them, what weighs least first; they come in the order of their use."""
+    weights = table.weights
+    if not weights:
+        return generations
+    return sorted(generations, key=lambda one: weights.get(one, 0.0))
 
 
 def _ask(found: Plan, asking: list[tuple[Generation, int]], need_bytes: int) -> None:
@@ -155,7 +167,8 @@ def _spill(
     room_bytes = below.row.capacity_bytes
     if below.row.spill is None:  # else it makes room in its turn
         room_bytes -= below.held_bytes - below.loose_bytes - below.pool.warm_bytes
-    for generation, replica in table.replicas.items():
+    for generation in _by_worth(table, table.replicas):
+        replica = table.replicas[generation]
         copy = replica.copy(stock.row.tier)
         if found.frees_bytes >= need_bytes:
             return

@@ -66,6 +66,8 @@ class Table:
         self.fillings: dict[tuple[Generation, Tier], Filling] = {}
         #: Not to be evicted before, by generation; inf = until unpinned.
         self.pins: dict[Generation, float] = {}
+        #: What a policy holds replicas to be worth; what is not in it is worth nothing.
+        self.weights: dict[Generation, float] = {}
         #: Leases by generation, over all its copies; no zeros.
         self.leased: dict[Generation, int] = {}
         #: Why, and whether for ever; oldest first.

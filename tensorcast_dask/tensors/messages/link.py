@@ -20,6 +20,7 @@ from tensorcast_dask.tensors.messages.instances import (
     SessionIn,
     SessionOut,
 )
+from tensorcast_dask.tensors.messages.policies import DoWeigh
 from tensorcast_dask.tensors.messages.shared import (
     Fault,
     Location,
@@ -285,4 +286,5 @@ ToNode: TypeAlias = (
     | InstanceSeen
     | DoDetach
     | SessionOut
+    | DoWeigh
 )

@@ -6,6 +6,7 @@ from enum import StrEnum
 
 from tensorcast_dask.tensors.ids import RequestId
 from tensorcast_dask.tensors.messages.shared import Fault, Message, Wire
+from tensorcast_dask.tensors.signals import Signal
 
 __all__ = [
     "BeginStep",
@@ -96,6 +97,8 @@ class PlanState(Wire, frozen=True, kw_only=True):
     message: str = ""
     fault: Fault | None = None
     outcomes: dict[str, StepOutcome] = {}
+    #: What changed while it ran, of a run that is over and ended in this life of the catalog.
+    signals: tuple[Signal, ...] = ()
     #: Only where they were asked for.
     spec: bytes = b""
     payloads: dict[str, bytes] = {}

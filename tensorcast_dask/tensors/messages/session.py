@@ -27,6 +27,12 @@ from tensorcast_dask.tensors.messages.plans import (
     ResumePlan,
     StepEffect,
 )
+from tensorcast_dask.tensors.messages.policies import (
+    InstallPolicy,
+    PoliciesAsked,
+    RemovePolicy,
+    SetQuota,
+)
 from tensorcast_dask.tensors.messages.shared import (
     PROTOCOL,
     ArtifactInfo,
@@ -568,6 +574,10 @@ SessionRequest: TypeAlias = (
     | EndStep
     | SignalsAsked
     | HistoryAsked
+    | InstallPolicy
+    | RemovePolicy
+    | PoliciesAsked
+    | SetQuota
 )
 
 

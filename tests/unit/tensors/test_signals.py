@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import pytest
 
+from tensorcast_dask.exceptions import InvalidArgument
 from tensorcast_dask.tensors.messages import SignalFrame, decode, encode
 from tensorcast_dask.tensors.signals import (
     EVERYTHING,
+    Crossing,
     Freshness,
     Rate,
     Signal,
@@ -72,3 +74,42 @@ def test_a_clock_that_stands_still_takes_nothing_away() -> None:
     rate = Rate(10.0, 5.0)
     rate.add(1, 3.0)
     assert rate.at(2.0) == rate.at(5.0) > 0
+
+
+def seen(crossing: Crossing, *values: float, step_s: float = 1.0) -> list[int]:
+    return [n for n, one in enumerate(values) if crossing.see("x", one, n * step_s)]
+
+
+def test_a_crossing_counts_once_until_the_value_has_come_back() -> None:
+    assert seen(Crossing(above=5.0), 5.0, 6.0, 7.0, 5.0, 6.0) == [1, 4]
+    assert seen(Crossing(below=0.1), 0.2, 0.05, 0.01, 0.1, 0.05) == [1, 4]
+
+
+def test_between_the_threshold_and_where_it_clears_nothing_changes() -> None:
+    crossing = Crossing(above=5.0, clear=2.0)
+    assert seen(crossing, 6.0, 4.0, 6.0, 2.0, 6.0, 1.9, 4.0, 6.0) == [0, 7]
+
+
+def test_what_crosses_in_the_cooldown_counts_when_it_is_over() -> None:
+    crossing = Crossing(above=5.0, cooldown_s=3.0)
+    assert seen(crossing, 6.0, 1.0, 6.0, 6.0, 1.0) == [0, 3]
+
+
+def test_signals_cross_each_for_itself_and_begin_anew_when_they_were_away() -> None:
+    crossing = Crossing(above=5.0, cooldown_s=10.0)
+    assert crossing.see("x", 6.0, 0.0)
+    assert crossing.see("y", 6.0, 0.0)
+    crossing.gone("x")
+    assert crossing.see("x", 6.0, 1.0)
+    assert not crossing.see("y", 6.0, 1.0)
+
+
+def test_a_crossing_has_one_threshold_and_clears_on_its_near_side() -> None:
+    for bad in (
+        {},
+        {"above": 1.0, "below": 2.0},
+        {"above": 1.0, "clear": 2.0},
+        {"below": 1.0, "clear": 0.0},
+    ):
+        with pytest.raises(InvalidArgument):
+            Crossing(**bad)

@@ -3,6 +3,7 @@ from __future__ import annotations
 from tensorcast_dask.tensors import messages as m
 from tensorcast_dask.tensors.ids import Generation, NodeId
 from tests.kit.catalogs import Desk
+from tests.kit.plans import Runner, chain
 from tests.kit.signals import load, snapshot
 
 
@@ -56,3 +57,28 @@ def test_a_push_of_an_earlier_attachment_changes_nothing() -> None:
     node.say(m.InstanceGone(instance="i", epoch=1))
     assert snapshot(p, "instance/")["instance/i"]["queue"] == 1.0
     assert snapshot(p, "consumer/") == {}
+
+
+def test_a_run_that_is_over_tells_what_changed_while_it_ran() -> None:
+    d = Desk()
+    d.node("a")
+    p = d.program()
+    p.put("before")
+    runner = Runner(p)
+    spec = chain("s")
+    state = runner.open(spec)
+    assert state.signals == ()
+    info = p.put("x", nbytes=1000, node=NodeId("a"))
+    d.nodes[NodeId("a")].renew()
+    p.publish(info.generation)
+    runner.ended("s")
+    end = runner.end()
+    assert end.status == "done"
+    names = [one.name for one in end.signals]
+    assert "event/published" in names
+    assert "node/a/host" in names
+    assert [one["id"] for one in end.signals if one.name == "event/created"] == ["x"]
+    d.pass_time(10.0)
+    later = runner.look()
+    assert [one.name for one in later.signals] == names
+    assert min(one.staleness for one in later.signals) >= 10.0

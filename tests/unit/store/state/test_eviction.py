@@ -189,3 +189,20 @@ def test_pinned_memory_backs_nothing_and_is_unpinned_where_nothing_else_helps() 
     free = ask(t, 1)
     assert (free.drop, free.ask, free.unmark) == ([], [gen], [])
     assert ask(t, 1, tier=Tier.PINNED).drop == [gen]
+
+
+def test_what_weighs_least_goes_first_and_of_equals_what_was_used_longest_ago() -> None:
+    t = table()
+    first, second, third = (hold(t, number, spare=True) for number in (1, 2, 3))
+    t.weights = {first: 5.0, second: 1.0}
+    assert ask(t, 1).ask == [third]
+    assert ask(t, 2).ask == [third, second]
+    t.weights = {}
+    assert ask(t, 2).ask == [first, second]
+
+
+def test_what_weighs_least_is_spilled_first() -> None:
+    t = table(disk_bytes=10 * PAGE)
+    first, second = hold(t, 1), hold(t, 2)
+    t.weights = {first: 1.0}
+    assert ask(t, 1).spill == [second]
