@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tensorcast_dask.api.artifact import Artifact as Artifact
     from tensorcast_dask.api.cluster import LocalCluster as LocalCluster
     from tensorcast_dask.api.connect import connect as connect
-    from tensorcast_dask.api.connection.core import Operation as Operation
+    from tensorcast_dask.api.connection.operation import Operation as Operation
     from tensorcast_dask.api.functions import artifact as artifact
     from tensorcast_dask.api.functions import latest as latest
     from tensorcast_dask.api.functions import plan as plan
@@ -33,7 +33,7 @@ from tensorcast_dask.version import __version__ as __version__
 _HOMES = {
     "Artifact": "tensorcast_dask.api.artifact",
     "LocalCluster": "tensorcast_dask.api.cluster",
-    "Operation": "tensorcast_dask.api.connection.core",
+    "Operation": "tensorcast_dask.api.connection.operation",
     "Plan": "tensorcast_dask.api.plans.plan",
     "PlanResult": "tensorcast_dask.api.plans.run",
     "PlanRun": "tensorcast_dask.api.plans.run",

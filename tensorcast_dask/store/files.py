@@ -98,7 +98,7 @@ class Files:
         fresh = filling.make_bytes and not small
         dest = core.shelf.own(filling.copy.segment).fd if fresh else held.view()
         try:
-            report = read_into(model, dest, on_bytes=_counted(job))
+            report = read_into(model, dest, on_bytes=self._counted(job, wanted.nbytes))
         finally:
             core.release(held)
         if report.sums and report.chunk_bytes == core.settings.chunk_bytes:
@@ -127,7 +127,7 @@ class Files:
                 held.view(),
                 metadata=order.metadata or None,
                 max_shard_bytes=order.max_shard_bytes or None,
-                on_bytes=_counted(job),
+                on_bytes=self._counted(job, held.replica.nbytes),
             )
             nbytes = held.replica.nbytes
         return TaskDone(
@@ -135,13 +135,16 @@ class Files:
             moved_bytes=nbytes,
             seconds=now_s() - started_s,
             via="file",
-            result=str(saved.path).encode(),
+            result="\0".join((saved.path, *saved.files)).encode(
+                errors="surrogateescape"
+            ),
         )
 
+    def _counted(self, job: Job, total_bytes: int) -> Callable[[int], None]:
+        counted = self._movers.counted(job, total_bytes)
 
-def _counted(job: Job) -> Callable[[int], None]:
-    def count(nbytes: int) -> None:
-        job.done_bytes += nbytes
-        job.check()
+        def count(nbytes: int) -> None:
+            counted(nbytes)
+            job.check()
 
-    return count
+        return count

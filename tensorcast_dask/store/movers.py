@@ -248,7 +248,7 @@ class Movers:
             sources,
             source_generation=origin,
             context=context,
-            progress=self._progress(order, job),
+            progress=self.counted(job, order.nbytes),
         )
         job.on_cancel(run.cancel)
         try:
@@ -289,7 +289,8 @@ class Movers:
             idle=self.idle,
         )
 
-    def _progress(self, order: DoPull, job: Job) -> Callable[[int], None]:
+    def counted(self, job: Job, total_bytes: int) -> Callable[[int], None]:
+        """Give what counts the bytes of a task, and tells the catalog from time to time."""
         said_s = time.monotonic()
 
         def arrived(nbytes: int) -> None:
@@ -300,9 +301,7 @@ class Movers:
             said_s = time.monotonic()
             self._tell(
                 TaskProgress(
-                    task=order.task,
-                    done_bytes=job.done_bytes,
-                    total_bytes=order.nbytes,
+                    task=job.task, done_bytes=job.done_bytes, total_bytes=total_bytes
                 )
             )
 

@@ -15,6 +15,7 @@ import tensorcast_dask as tc
 from tensorcast_dask.exceptions import (
     AlreadyExists,
     CatalogUnavailable,
+    DeadlineExceeded,
     InvalidArgument,
     NotFound,
 )
@@ -71,6 +72,42 @@ def test_fewer_replicas_than_asked_for_are_said(
     artifact.save(tmp_path / "two.safetensors")
     loading = cast.load(tmp_path / "two.safetensors", "three", replicas=2)
     assert "1 of 2 hosts" in loading.note
+
+
+def test_an_operation_tells_how_far_it_came_and_what_the_catalog_did(
+    cast: tc.Session, tmp_path: Path
+) -> None:
+    putting = cast.put(MODEL, "handle", wait=False)
+    artifact = putting.result()
+    loading = cast.load(artifact.save(tmp_path / "m").result().path, "again")
+    bringing = cast.prefetch(artifact, worker=cast.workers()[0], wait=True)
+    for operation, told in ((putting, "committed"), (loading, "file"), (bringing, "")):
+        state = operation.progress()
+        assert state.done_bytes == state.total_bytes == artifact.nbytes
+        assert told in "\n".join(operation.explain())
+        assert operation.explain()
+
+
+def test_what_its_caller_cancels_has_ended_and_says_so(cast: tc.Session) -> None:
+    async def scene() -> tc.Operation[tc.Artifact]:
+        putting: tc.Operation[tc.Artifact] = await cast.put(MODEL, "no", wait=False)
+        await putting.cancel()
+        return putting
+
+    putting = cast.client.sync(scene)
+    assert putting.status == "cancelled"
+    with pytest.raises(DeadlineExceeded, match="cancelled by its caller") as ended:
+        putting.result()
+    assert ended.value.data == {"cancelled": True}
+    assert not cast.exists("no")
+
+
+def test_a_forgotten_await_is_called_by_the_name_of_the_call(cast: tc.Session) -> None:
+    async def forgets() -> None:
+        cast.exists("x")
+
+    with pytest.warns(RuntimeWarning, match="'exists' was never awaited"):
+        cast.client.sync(forgets)
 
 
 def test_what_has_no_name_is_not_explained(cast: tc.Session) -> None:

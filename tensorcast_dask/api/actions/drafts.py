@@ -198,6 +198,11 @@ class Draft:
         with contextlib.suppress(TensorCastError):
             await core.ask(request, type(None), deadline(5.0))
 
+    def __repr__(self) -> str:
+        made, index = self._created, self._index
+        what = f"{self._inline.id!r} v{made.version} {self.state}"
+        return f"<Draft {what}, {len(index)} tensors, {index.nbytes:,} bytes>"
+
     def _stop(self) -> None:
         if self._keeper is not None:
             self._keeper.cancel()

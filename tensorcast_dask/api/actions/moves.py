@@ -35,8 +35,9 @@ from tensorcast_dask.tensors.messages import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tensorcast_dask.api.connection.core import Core, Operation
+    from tensorcast_dask.api.connection.core import Core
     from tensorcast_dask.api.connection.deadlines import Deadline
+    from tensorcast_dask.api.connection.operation import Operation
 
 __all__ = [
     "Where",

@@ -41,8 +41,9 @@ from tensorcast_dask.tensors.messages import (
 )
 
 if TYPE_CHECKING:
-    from tensorcast_dask.api.connection.core import Core, Operation
+    from tensorcast_dask.api.connection.core import Core
     from tensorcast_dask.api.connection.deadlines import Deadline
+    from tensorcast_dask.api.connection.operation import Operation
     from tensorcast_dask.tensors.specs import Index
 
 __all__ = [

@@ -31,6 +31,7 @@ from tensorcast_dask.exceptions import (
     AbsentError,
     AlreadyExists,
     CapacityError,
+    DeadlineExceeded,
     PeerLost,
     TensorCastError,
     UnsupportedPlatform,
@@ -65,6 +66,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tensorcast_dask.api.connection.core import Core
+    from tensorcast_dask.api.connection.operation import Tally
     from tensorcast_dask.dataplane.arrays import Source
     from tensorcast_dask.dataplane.framing import Frame
     from tensorcast_dask.tensors.specs import Index
@@ -148,15 +150,18 @@ async def put(
     version: object,
     node: str,
     limit: Deadline,
+    tally: Tally,
 ) -> ArtifactInfo:
-    """Copy tensors into the cluster."""
+    """Copy tensors into the cluster; `tally` is told how far it is."""
     if isinstance(tensors, Mapping) and len(tensors) > _FEW:
         index, sources = await core.in_thread(arrays.canonical, tensors)
     else:  # describing reads no element; a thread costs more
         index, sources = arrays.canonical(tensors)
     named = check_labels(labels)
     patient = deadline(0.0)
+    tally.total = index.nbytes
     while True:
+        tally.done = 0
         with contextlib.ExitStack() as stack:
             commit = LATER
             if index.nbytes <= core.stores.small_bytes and limit.left_s() > _DOUBT_S:
@@ -187,7 +192,7 @@ async def put(
                     raise
                 await asyncio.sleep(_AGAIN_S)
                 continue
-            what = ArtifactId(artifact_id), index, sources, named, limit
+            what = ArtifactId(artifact_id), index, sources, named, limit, tally
             try:
                 return await _bring(core, created, what, commit)
             except AbsentError:
@@ -201,10 +206,10 @@ async def _bring(
     core: Core, created: Created, what: Any, commit: Commitment
 ) -> ArtifactInfo:
     """Send the bytes and have the commit answered."""
-    limit: Deadline = what[-1]
+    limit: Deadline = what[-2]
     try:
         async with creation(core, created):
-            await core.in_thread(_send, core, created, *what)
+            await _sent(core, created, what)
             return await finish(core, created, limit, commit)
     except PeerLost:
         if commit is LATER:
@@ -212,6 +217,23 @@ async def _bring(
         # The node was lost, perhaps after it had announced what it had got.
         with contextlib.suppress(TensorCastError):
             return await finish(core, created, deadline(_DOUBT_S), commit)
+        raise
+
+
+async def _sent(core: Core, created: Created, what: Any) -> None:
+    """Send the bytes; when it ends, in whatever way, the caller's memory is read no more."""
+    tally: Tally = what[-1]
+    sending = core.in_thread(_send, core, created, *what)
+    if tally.total <= core.stores.small_bytes:  # copied before anything is sent
+        await sending
+        return
+    task = asyncio.ensure_future(sending)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        tally.why_not = tally.why_not or DeadlineExceeded("the put was cancelled")
+        await asyncio.wait({task})
+        task.cancelled() or task.exception()  # looked at, or the event loop complains
         raise
 
 
@@ -295,6 +317,7 @@ def _send(
     sources: Sequence[Source],
     labels: dict[str, str],
     limit: Deadline,
+    tally: Tally,
 ) -> None:
     """Bring the bytes to the node and freeze them there. Blocks."""
     if index.nbytes <= core.stores.small_bytes:
@@ -314,9 +337,9 @@ def _send(
     frame = reserve(core, created, artifact_id, index.nbytes, labels, limit)
     try:
         if frame.message.mapped:
-            _fill_here(core, created, frame, index, sources, limit)
+            _fill_here(core, created, frame, index, sources, limit, tally)
         else:
-            _fill_remote(core, created, index, sources, limit)
+            _fill_remote(core, created, index, sources, limit, tally)
         commit = Commit(
             rid=core.link.next_rid(),
             generation=created.generation,
@@ -364,6 +387,7 @@ def _fill_here(
     index: Index,
     sources: Sequence[Source],
     limit: Deadline,
+    tally: Tally,
 ) -> None:
     """Fill a segment of this host and close its description.
 
@@ -381,8 +405,9 @@ def _fill_here(
             )
             with contextlib.suppress(UnsupportedPlatform):
                 core.stores.ask(created.node, request, Done, limit)
+                tally.add(index.nbytes)
                 return
-        arrays.write_into(sources, index, fd)
+        arrays.write_into(sources, index, fd, on_bytes=tally.add)
     finally:
         os.close(fd)
 
@@ -393,6 +418,7 @@ def _fill_remote(
     index: Index,
     sources: Sequence[Source],
     limit: Deadline,
+    tally: Tally,
 ) -> None:
     """Send the content in chunks over TCP; no more than a few of them are ever copied."""
     content = arrays.RangeReader(sources, index)
@@ -404,6 +430,7 @@ def _fill_remote(
         )
         part = content.read(offset, min(step, index.nbytes - offset))
         core.stores.ask(created.node, request, Done, limit, payload=part.data)
+        tally.add(part.nbytes)
 
     memory.run_parallel(
         [partial(send, offset) for offset in range(0, index.nbytes, step)],

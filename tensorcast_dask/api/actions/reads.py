@@ -22,12 +22,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import time
 from typing import TYPE_CHECKING, Any, Final
 
 from tensorcast_dask.api.actions import moves, names
 from tensorcast_dask.api.actions.fetching import fetch
 from tensorcast_dask.api.artifact import spec_dict
-from tensorcast_dask.api.connection.core import Operation
+from tensorcast_dask.api.connection.operation import Operation
 from tensorcast_dask.dataplane import arrays
 from tensorcast_dask.dataplane.maps import PrivateMap
 from tensorcast_dask.dataplane.reading import Found, read_lent
@@ -45,13 +46,13 @@ from tensorcast_dask.exceptions import (
     UnsupportedPlatform,
     WrongPeer,
 )
-from tensorcast_dask.tensors.ids import ArtifactId
+from tensorcast_dask.tensors.ids import ArtifactId, Incarnation, NodeId
 from tensorcast_dask.tensors.messages import (
     ArtifactInfo,
     ChunkMap,
     ChunkMapAsked,
-    Done,
     Location,
+    Moved,
     NodeCard,
     Nodes,
     Open,
@@ -364,23 +365,34 @@ async def save_view(
     metadata: Mapping[str, str] | None,
     max_shard_bytes: int,
     limit: Deadline,
-) -> Done:
+) -> Moved:
     """Write a view from this process: the stores hold its base, not it."""
     from tensorcast_dask.dataplane.files.save import save
 
     found = await core.in_thread(_open_here, core, info, limit)
     content_of = found or await _find(core, info, limit)
 
-    def write() -> Done:
+    def write() -> Moved:
+        started_s = time.monotonic()
         own, content = content_of.packed()
-        save(
+        saved = save(
             path,
             own,
             content,
             metadata=names.check_labels(metadata),
             max_shard_bytes=max_shard_bytes or None,
         )
-        return Done(nbytes=own.nbytes)
+        here = NodeCard(
+            node=NodeId(""), incarnation=Incarnation(0), host=core.host, socket=""
+        )
+        return Moved(
+            location=Location(card=here, tier=Tier.DISK),
+            moved_bytes=saved.nbytes,
+            seconds=time.monotonic() - started_s,
+            via="file",
+            path=saved.path,
+            files=saved.files,
+        )
 
     return await core.in_thread(write)
 

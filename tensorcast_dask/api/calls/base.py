@@ -12,8 +12,9 @@ from tensorcast_dask.api.worker import Worker
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from tensorcast_dask.api.connection.core import Core, Operation
+    from tensorcast_dask.api.connection.core import Core
     from tensorcast_dask.api.connection.deadlines import Deadline
+    from tensorcast_dask.api.connection.operation import Operation
     from tensorcast_dask.tensors.messages import ArtifactInfo
 
 __all__ = ["Calls", "Node", "ref_of", "whole"]
@@ -41,8 +42,9 @@ class Calls:
         action: Callable[[Operation[Any]], Coroutine[Any, Any, Any]],
         *,
         wait: bool,
+        progress: bool = False,
     ) -> Any:
-        return self._core.operate(kind, ref, action, wait=wait)
+        return self._core.operate(kind, ref, action, wait=wait, progress=progress)
 
     async def _info(self, artifact: Artifact | str, limit: Deadline) -> ArtifactInfo:
         if isinstance(artifact, Artifact):

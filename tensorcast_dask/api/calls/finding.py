@@ -11,7 +11,7 @@ from tensorcast_dask.api.calls.base import Calls, ref_of
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tensorcast_dask.api.connection.core import Operation
+    from tensorcast_dask.api.connection.operation import Operation
 
 
 __all__ = ["Finding"]

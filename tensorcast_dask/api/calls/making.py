@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from tensorcast_dask.api.connection.core import Operation
+    from tensorcast_dask.api.connection.operation import Operation
 
 
 __all__ = ["Making"]
@@ -33,6 +33,8 @@ class Making(Calls):
         version: int | str | None = None,
         worker: Node = None,
         deadline: float | None = None,
+        wait: bool = True,
+        progress: bool = False,
     ) -> Any:
         """Copy tensors into the cluster as a system-owned artifact.
 
@@ -56,10 +58,16 @@ class Making(Calls):
             At which node; default by policy, `explain` says why.
         deadline : float, optional
             Seconds; None the session's default.
+        wait : bool
+            Whether to return only when it is readable. Else the tensors are not to be
+            changed before the operation has ended.
+        progress : bool
+            Whether to show how far it is, in a terminal or a notebook.
 
         Returns
         -------
         Artifact
+            With `wait=False` an `Operation` of it.
 
         Raises
         ------
@@ -70,7 +78,7 @@ class Making(Calls):
         self._check_replicas(replicas)
         limit = self._core.deadline(deadline)
 
-        async def work() -> Artifact:
+        async def action(operation: Operation[Artifact]) -> Artifact:
             if tasks.holds_future(tensors):
                 info = await tasks.put_where_it_lies(
                     self._core,
@@ -90,11 +98,16 @@ class Making(Calls):
                     version=version,
                     node=node,
                     limit=limit,
+                    tally=operation.tally,
                 )
+            operation.tally.total = info.nbytes
+            operation.note = info.degraded
             warn_of_shortfall(info)
             return Artifact(info, self._session)
 
-        return self._core.call(work)
+        return self._core.operate(
+            "put", id, action, wait=wait, progress=progress, value=True
+        )
 
     def create(
         self,
@@ -201,10 +214,12 @@ class Making(Calls):
         worker: Node = None,
         deadline: float | None = None,
         wait: bool = True,
+        progress: bool = False,
     ) -> Any:
         """Import a safetensors file, a directory of them, or an index of shards.
 
-        The node's store reads the file, once, into its memory.
+        The node's store reads the file, once, into its memory. `progress` shows how far it
+        is, in a terminal or a notebook.
 
         Returns
         -------
@@ -231,11 +246,12 @@ class Making(Calls):
                 replicas=replicas,
                 limit=limit,
             )
+            operation.tally.total = info.nbytes
             operation.note = operation.note or info.degraded
             warn_of_shortfall(info)
             return Artifact(info, self._session)
 
-        return self._operate("load", id, action, wait=wait)
+        return self._operate("load", id, action, wait=wait, progress=progress)
 
     @staticmethod
     def _check_replicas(replicas: object) -> None:

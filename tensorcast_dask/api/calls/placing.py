@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from tensorcast_dask.api.connection.core import Operation
+    from tensorcast_dask.api.connection.operation import Operation
     from tensorcast_dask.api.worker import Worker
 
 
@@ -30,10 +30,20 @@ class Placing(Calls):
         device: str = "host",
         deadline: float | None = None,
         wait: bool = False,
+        progress: bool = False,
     ) -> Any:
-        """Bring a replica to a node; by default returns at once with an `Operation`."""
+        """Bring a replica to a node; by default returns at once with an `Operation`.
+
+        `progress` shows how far it is, in a terminal or a notebook.
+        """
         return self._bring(
-            "prefetch", artifact, worker, device, deadline=deadline, wait=wait
+            "prefetch",
+            artifact,
+            worker,
+            device,
+            deadline=deadline,
+            wait=wait,
+            progress=progress,
         )
 
     def replicate(
@@ -44,10 +54,20 @@ class Placing(Calls):
         device: str = "host",
         deadline: float | None = None,
         wait: bool = True,
+        progress: bool = False,
     ) -> Any:
-        """Make a further replica at a node. Returns an `Operation` of `Moved`."""
+        """Make a further replica at a node. Returns an `Operation` of `Moved`.
+
+        `progress` shows how far it is, in a terminal or a notebook.
+        """
         return self._bring(
-            "replicate", artifact, worker, device, deadline=deadline, wait=wait
+            "replicate",
+            artifact,
+            worker,
+            device,
+            deadline=deadline,
+            wait=wait,
+            progress=progress,
         )
 
     def migrate(
@@ -59,6 +79,7 @@ class Placing(Calls):
         device: str = "host",
         deadline: float | None = None,
         wait: bool = True,
+        progress: bool = False,
     ) -> Any:
         """Copy, verify, switch the catalog, free the source. Returns an `Operation` of `Moved`.
 
@@ -69,6 +90,7 @@ class Placing(Calls):
 
         async def action(operation: Operation[Any]) -> Any:
             info = await self._info(artifact, limit)
+            operation.tally.total = info.nbytes
             return await moves.migrate(
                 self._core,
                 operation,
@@ -79,7 +101,9 @@ class Placing(Calls):
                 limit=limit,
             )
 
-        return self._operate("migrate", ref_of(artifact), action, wait=wait)
+        return self._operate(
+            "migrate", ref_of(artifact), action, wait=wait, progress=progress
+        )
 
     def release(
         self,
@@ -168,7 +192,11 @@ class Placing(Calls):
 
         async def action(operation: Operation[Any]) -> Any:
             node = await self._node(worker, limit)
-            return await moves.drain(self._core, operation, node, end=end, limit=limit)
+            drained = await moves.drain(
+                self._core, operation, node, end=end, limit=limit
+            )
+            operation.tally.total = drained.moved_bytes
+            return drained
 
         return self._operate("drain", str(worker), action, wait=wait)
 
@@ -182,16 +210,19 @@ class Placing(Calls):
         worker: Node = None,
         deadline: float | None = None,
         wait: bool = True,
+        progress: bool = False,
     ) -> Any:
         """Write safetensors, atomically; `max_shard_bytes` > 0 writes shards and an index.
 
         A holder's store writes, on its own host; a view is written by this process. A path
-        that ends in a slash is a folder.
+        that ends in a slash is a folder. Returns an `Operation` of `Moved`, whose `path` stands
+        for the model, and whose `files` are all that were written.
         """
         limit = self._core.deadline(deadline)
 
         async def action(operation: Operation[Any]) -> Any:
             info = await self._info(artifact, limit)
+            operation.tally.total = info.nbytes
             if info.view:
                 return await reads.save_view(
                     self._core,
@@ -212,7 +243,9 @@ class Placing(Calls):
                 limit=limit,
             )
 
-        return self._operate("save", ref_of(artifact), action, wait=wait)
+        return self._operate(
+            "save", ref_of(artifact), action, wait=wait, progress=progress
+        )
 
     def _bring(
         self,
@@ -223,12 +256,14 @@ class Placing(Calls):
         *,
         deadline: float | None,
         wait: bool,
+        progress: bool,
     ) -> Any:
         limit = self._core.deadline(deadline)
         where = moves.where(self._core, device)
 
         async def action(operation: Operation[Any]) -> Any:
             info = await self._info(artifact, limit)
+            operation.tally.total = info.nbytes
             node = await self._node(worker, limit)
             return await moves.ensure(
                 self._core,
@@ -240,4 +275,6 @@ class Placing(Calls):
                 limit=limit,
             )
 
-        return self._operate(why, ref_of(artifact), action, wait=wait)
+        return self._operate(
+            why, ref_of(artifact), action, wait=wait, progress=progress
+        )

@@ -192,10 +192,15 @@ class CatalogLink:
             )
         return _away(name)
 
-    async def cancel(self, rid: RequestId) -> None:
-        """Ask the catalog to stop a request; its caller gets the catalog's answer."""
-        if self._comm is not None:
-            await self._write(encode(CancelAsked(rid=self.next_rid(), asked=rid)))
+    async def cancel(self, rid: RequestId) -> bool:
+        """Ask the catalog to stop a request; its caller gets the catalog's answer.
+
+        Says whether there is an answer to wait for.
+        """
+        if self._comm is None or rid not in self._pending:
+            return False
+        await self._write(encode(CancelAsked(rid=self.next_rid(), asked=rid)))
+        return True
 
     async def close(self) -> None:
         """Close the comm; whoever still waits gets CatalogUnavailable."""

@@ -4,10 +4,7 @@ Rules:
 
 1. Control messages go over the session's event loop; bytes never do: whatever may move
    bytes runs in the caller's thread or in `in_thread`.
-2. An operation is started once and ends once; its outcome is kept. `result()` gives the
-   value or raises the operation's error. Waiting too long raises DeadlineExceeded for the
-   waiter and leaves the operation alone; `cancel()` stops it.
-3. One bridge for sync and async: `sync` (Dask's) blocks in a thread and gives an awaitable
+2. One bridge for sync and async: `sync` (Dask's) blocks in a thread and gives an awaitable
    on the loop.
 """
 
@@ -16,26 +13,27 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar, cast
 
 from distributed.utils import SyncMethodMixin
 
 from tensorcast_dask.api.connection.deadlines import Deadline, deadline
+from tensorcast_dask.api.connection.operation import Operation
+from tensorcast_dask.api.connection.progress import watch
 from tensorcast_dask.api.current import NOT_FORKED
 from tensorcast_dask.exceptions import (
     CapacityError,
     CatalogUnavailable,
-    DeadlineExceeded,
-    NotFound,
     TensorCastError,
     UnsupportedPlatform,
 )
-from tensorcast_dask.tensors.messages import OperationAsked, OperationState
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Generator
+    from collections.abc import Awaitable, Callable, Coroutine
+    from types import FrameType
 
     from tornado.ioloop import IOLoop
 
@@ -43,15 +41,16 @@ if TYPE_CHECKING:
     from tensorcast_dask.api.connection.stores import Stores
     from tensorcast_dask.dataplane.devices.own import OwnDevices
     from tensorcast_dask.instance.register import Lender
-    from tensorcast_dask.tensors.ids import HostId, RequestId
+    from tensorcast_dask.tensors.ids import HostId
     from tensorcast_dask.tensors.messages import Message
 
-__all__ = ["Core", "Operation", "typed"]
+__all__ = ["Core", "typed"]
 
 T = TypeVar("T")
 P = ParamSpec("P")
 
 
+_PACKAGE: Final = __name__.partition(".")[0] + "."
 #: What a process or machine has run out of, and what to do.
 _SHORT: Final = {
     errno.EMFILE: "this process has no descriptor left; raise its limit (ulimit -n), or let go of tensors",
@@ -72,6 +71,15 @@ async def typed(function: Callable[..., Awaitable[T]], *args: Any) -> T:
             raise
         message = f"{short} ({error})"
         raise CapacityError(message) from error
+
+
+def _public_call() -> str:
+    """Give the name of the call by which a program has come here."""
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - nothing else is cheap
+    name = ""
+    while frame and frame.f_globals.get("__name__", "").startswith(_PACKAGE):
+        name, frame = frame.f_code.co_name, frame.f_back
+    return name
 
 
 class Core(SyncMethodMixin):
@@ -134,7 +142,10 @@ class Core(SyncMethodMixin):
         if self.closed:
             message = "this session is closed; connect again"
             raise CatalogUnavailable(message)
-        return self.sync(typed, function, *args)  # type: ignore[no-untyped-call]
+        made: Any = self.sync(typed, function, *args)  # type: ignore[no-untyped-call]
+        if asyncio.iscoroutine(made):  # what Python warns of when nobody awaits it
+            made.__qualname__ = _public_call()  # type: ignore[attr-defined]
+        return made
 
     @property
     def forked(self) -> bool:
@@ -173,19 +184,32 @@ class Core(SyncMethodMixin):
         action: Callable[[Operation[T]], Coroutine[Any, Any, T]],
         *,
         wait: bool,
+        progress: bool = False,
+        value: bool = False,
     ) -> Any:
         """Begin an operation; return its handle, ended when `wait`.
 
-        The operation's own error is raised here when `wait`.
+        The operation's own error is raised here when `wait`. With `value` the handle is
+        given only when it is not waited for, else what it came to. `progress` shows how far
+        it is, where somebody looks.
         """
+        if value and wait and not progress:  # no task for what nobody gets a handle of
+            return self.call(lambda: action(Operation(self, kind, ref)))
 
-        async def begin() -> Operation[T]:
+        async def begin() -> Any:
             operation: Operation[T] = Operation(self, kind, ref)
-            task = asyncio.create_task(action(operation), name=f"tensorcast-{kind}")
-            operation._begin(task)  # noqa: SLF001 - the only place that makes one
-            if wait:
+            task = operation._begin(action(operation))  # noqa: SLF001 - the only place that makes one
+            shown = asyncio.create_task(watch(operation)) if progress else None
+            if not wait:
+                return operation
+            try:
                 await asyncio.shield(task)
-            return operation
+            finally:
+                if value and not task.done():  # the caller was interrupted
+                    await operation._stop()  # noqa: SLF001
+                if shown is not None:
+                    await asyncio.wait({shown})
+            return task.result() if value else operation
 
         return self.bridge(begin)
 
@@ -223,140 +247,3 @@ class Core(SyncMethodMixin):
         """Take no more calls and stop the threads that move bytes."""
         self.closed = True
         self._threads.shutdown(wait=False, cancel_futures=True)
-
-
-class Operation(Generic[T]):
-    """Handle of a put, prefetch, replicate, publish, load, save, ...
-
-    Attributes
-    ----------
-    kind : str
-        The verb.
-    ref : str
-        What it acts on.
-    note : str
-        What there is to know of a success: it was there already, or has fewer replicas
-        than asked for. "" when nothing.
-    """
-
-    def __init__(self, core: Core, kind: str, ref: str) -> None:
-        self._core = core
-        self.kind = kind
-        self.ref = ref
-        self.note = ""
-        #: The catalog request that carries the action, once it was sent.
-        self.rid: RequestId | None = None
-        self._task: asyncio.Task[T] | None = None
-
-    def _begin(self, task: asyncio.Task[T]) -> None:
-        self._task = task
-        # An outcome that nobody asks for is not an error in the event loop's log.
-        task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
-
-    @property
-    def status(self) -> str:
-        """`running`, `done`, `failed` or `cancelled`."""
-        task = self._task
-        if task is None or not task.done():
-            return "running"
-        if task.cancelled():
-            return "cancelled"
-        return "failed" if task.exception() is not None else "done"
-
-    def done(self) -> bool:
-        """Whether it has ended, in whatever way."""
-        return self.status != "running"
-
-    def wait(self, timeout: float | None = None) -> Any:
-        """Wait for the end without raising the operation's own error.
-
-        Parameters
-        ----------
-        timeout : float, optional
-            Seconds; None is the session's default deadline.
-
-        Raises
-        ------
-        DeadlineExceeded
-            When it still runs.
-        """
-        return self._core.bridge(self._wait, timeout)
-
-    async def _wait(self, timeout: float | None) -> Operation[T]:
-        limit = self._core.deadline(timeout)
-        assert self._task is not None, "operation: waited for before it was begun"
-        await asyncio.wait({self._task}, timeout=limit.left_s())
-        if not self._task.done():
-            message = (
-                f"{self.kind} of {self.ref!r} still runs; wait longer or cancel it"
-            )
-            raise DeadlineExceeded(message)
-        return self
-
-    def result(self, timeout: float | None = None) -> Any:
-        """Wait for the end; return the value or raise the error."""
-        return self._core.bridge(self._result, timeout)
-
-    async def _result(self, timeout: float | None = None) -> T:
-        await self._wait(timeout)
-        assert self._task is not None
-        if self._task.cancelled():
-            message = f"{self.kind} of {self.ref!r} was cancelled"
-            raise DeadlineExceeded(message)
-        return self._task.result()
-
-    def exception(self, timeout: float | None = None) -> Any:
-        """Wait for the end; return the operation's own error, or None.
-
-        Raises
-        ------
-        DeadlineExceeded
-            When it still runs.
-        """
-        return self._core.bridge(self._exception, timeout)
-
-    async def _exception(self, timeout: float | None) -> TensorCastError | None:
-        await self._wait(timeout)
-        try:
-            await self._result(0)
-        except TensorCastError as error:
-            return error
-        return None
-
-    def cancel(self) -> Any:
-        """Ask that it stop; what is done already is not undone."""
-        return self._core.bridge(self._cancel)
-
-    async def _cancel(self) -> None:
-        if self.rid is not None and not self.done():
-            await self._core.link.cancel(self.rid)
-        elif self._task is not None:
-            self._task.cancel()
-
-    def progress(self) -> Any:
-        """How far it is: an `OperationState` with done and total bytes."""
-        return self._core.bridge(self._progress)
-
-    async def _progress(self) -> OperationState:
-        if self.done() or self.rid is None:
-            return OperationState(status=self.status)
-        request = OperationAsked(rid=self._core.link.next_rid(), asked=self.rid)
-        return await self._core.link.call(request, OperationState, deadline(10.0))
-
-    def explain(self) -> Any:
-        """Sentences on what the catalog did for it, oldest first; none when it did nothing."""
-        return self._core.bridge(self._explain)
-
-    async def _explain(self) -> list[str]:
-        try:
-            return await self._core.told_of(
-                self.rid or self.ref, self._core.deadline(None)
-            )
-        except NotFound:
-            return []
-
-    def __await__(self) -> Generator[Any, None, T]:
-        return self._result().__await__()
-
-    def __repr__(self) -> str:
-        return f"<Operation {self.kind} {self.ref!r} {self.status}>"

@@ -26,7 +26,7 @@ from tensorcast_dask.dataplane.arrays.copying import BIG_BYTES, stretches
 from tensorcast_dask.exceptions import CapacityError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from tensorcast_dask.dataplane.arrays.contract import Source
     from tensorcast_dask.dataplane.arrays.copying import Placed
@@ -38,11 +38,19 @@ _Readable = memoryview | ctypes.Array[ctypes.c_char]
 
 #: Bytes of one system call: bigger ones are slower into fresh pages.
 _CALL_BYTES: Final = 1 << 20
+#: After how many it is told.
+_SAY_BYTES: Final = 16 << 20
 _CALL_BUFFERS: Final = 1000  # below the kernel's IOV_MAX
 _ZEROS: Final = memoryview(bytes(1 << 16))
 
 
-def write_into(sources: Sequence[Source], index: Index, fd: int) -> None:
+def write_into(
+    sources: Sequence[Source],
+    index: Index,
+    fd: int,
+    *,
+    on_bytes: Callable[[int], None] | None = None,
+) -> None:
     """Write the content of a segment into a file.
 
     Parameters
@@ -54,6 +62,8 @@ def write_into(sources: Sequence[Source], index: Index, fd: int) -> None:
     fd : int
         A descriptor open for reading and writing, of a file of at least `index.nbytes`
         bytes whose first byte is the segment's. Its position is not used.
+    on_bytes : callable, optional
+        Told how many bytes more are written; what it raises ends the writing.
 
     Raises
     ------
@@ -65,7 +75,7 @@ def write_into(sources: Sequence[Source], index: Index, fd: int) -> None:
     if not index.packed:
         placed.sort(key=lambda item: item[1])
     try:
-        _Writer(fd).segment(placed, index.nbytes)
+        _Writer(fd, on_bytes).segment(placed, index.nbytes)
     except OSError as error:
         message = f"the segment cannot take {index.nbytes} bytes: {error}"
         raise CapacityError(message) from error
@@ -74,8 +84,11 @@ def write_into(sources: Sequence[Source], index: Index, fd: int) -> None:
 class _Writer:
     """Writes a segment from its first byte to its last."""
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, on_bytes: Callable[[int], None] | None) -> None:
         self._fd = fd
+        self._on_bytes = on_bytes
+        #: Written, and not told to `_on_bytes` yet.
+        self._unsaid = 0
         #: What is written next, at `_start`; it ends at `_end`.
         self._pending: list[_Readable] = []
         self._start = 0
@@ -94,9 +107,11 @@ class _Writer:
             else:
                 self._flush()
                 self._map(source, offset, size)
+                self._wrote(size)
                 self._start = self._end = offset + size
         self._zeros(nbytes)
         self._flush()
+        self._say()
 
     def _zeros(self, until: int) -> None:
         while self._end < until:
@@ -119,14 +134,27 @@ class _Writer:
             done, last = 0, memoryview(self._pending[0])
         else:
             done = os.pwritev(self._fd, self._pending, self._start)
+            self._wrote(done)
             # The kernel may take less; what is left is joined, which is rare and small.
             complete = done == self._end - self._start
             last = memoryview(b"" if complete else b"".join(self._pending))
         while self._start + done < self._end:
             piece = last[done : done + _CALL_BYTES]
-            done += os.pwrite(self._fd, piece, self._start + done)
+            wrote = os.pwrite(self._fd, piece, self._start + done)
+            self._wrote(wrote)
+            done += wrote
         self._pending.clear()
         self._start = self._end
+
+    def _wrote(self, nbytes: int) -> None:
+        self._unsaid += nbytes
+        if self._unsaid >= _SAY_BYTES:
+            self._say()
+
+    def _say(self) -> None:
+        unsaid, self._unsaid = self._unsaid, 0
+        if self._on_bytes is not None:
+            self._on_bytes(unsaid)
 
     def _map(self, source: Source, offset: int, nbytes: int) -> None:
         start = offset - offset % mmap.ALLOCATIONGRANULARITY

@@ -118,6 +118,10 @@ class Explaining:
         what = f"{operation.kind} of {operation.id or operation.node!r}"
         line = f"{what} is {operation.status}, {until_s - operation.started_s:.3f} s"
         if not operation.open:
+            if operation.id and operation.node:
+                line += f", at {self._nodes.label(operation.node)}"
+            if operation.via:
+                line += f", {operation.moved_bytes} bytes by {operation.via}"
             yield f"{line} {operation.message}".rstrip()
             return
         left_s = operation.until_s - self._outbox.now_s

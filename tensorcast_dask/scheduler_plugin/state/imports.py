@@ -175,10 +175,11 @@ class Imports:
         def make(task: int) -> DoPull:
             return self._pull(task, source, record, sources, deadline_s)
 
-        self._tasks.start(
+        task = self._tasks.start(
             node, make, lambda done: self._copied(operation, creation, done)
         )
         operation.node = node.node
+        operation.progress = lambda: (task.done_bytes, record.nbytes)
         operation.leave = lambda: self._give_up(creation, operation)
 
     def _pull(
@@ -285,10 +286,13 @@ class Imports:
         if done.fault is not None:
             self._operations.fail(operation, done.fault.error())
             return
+        path, *files = done.result.decode(errors="replace").split("\0")
         moved = Moved(
             location=Location(card=node.card, tier=Tier.DISK),
             moved_bytes=done.moved_bytes,
             seconds=done.seconds,
             via=done.via or "disk",
+            path=path,
+            files=tuple(files),
         )
         self._operations.finish(operation, moved, durable=True)

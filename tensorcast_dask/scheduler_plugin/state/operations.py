@@ -37,7 +37,12 @@ from tensorcast_dask.tensors.ids import (
     RequestId,
     SessionId,
 )
-from tensorcast_dask.tensors.messages import Fault, Moved, OperationState
+from tensorcast_dask.tensors.messages import (
+    ArtifactInfo,
+    Fault,
+    Moved,
+    OperationState,
+)
 
 __all__ = ["Caller", "Operation", "Operations"]
 
@@ -154,6 +159,8 @@ class Operations:
                 operation.node = value.location.card.node
                 operation.moved_bytes = value.moved_bytes
                 operation.via = value.via
+            elif isinstance(value, ArtifactInfo) and operation.progress is not None:
+                operation.moved_bytes, operation.via = value.nbytes, "file"
             self._end(operation, "done")
             self.give(operation.caller, value, after=after, durable=durable)
 

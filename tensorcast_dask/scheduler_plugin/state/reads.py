@@ -52,6 +52,8 @@ from tensorcast_dask.tensors.messages import (
 
 __all__ = ["Reads"]
 
+#: Instants that differ by less are one: what is told is rounded.
+_SAME_S: Final = 1e-5
 #: A caller waits so much longer for what its deadline has ended.
 _ANSWER_S: Final = 1.0
 
@@ -184,8 +186,9 @@ class Reads:
     # ------------------------------------------------------------ why and how
     def explain(self, caller: Caller, ask: ExplainAsked) -> None:
         """Tell why it is as it is."""
-        lines = self._stories.of(ask.ref, now_s=self._outbox.now_s)
         name = ArtifactId(ask.ref)
+        lines = self._stories.of(ask.ref, now_s=self._outbox.now_s)
+        lines = lines or self._during(RequestId(ask.ref))
         lines += tuple((0.0, line) for line in self._explaining.now(ask.ref))
         if not lines and not self._is_known(ask.ref):
             message = (
@@ -206,6 +209,17 @@ class Reads:
             or NodeId(ref) in self._nodes.records
             or self._operations.state_of(RequestId(ref)).status != "unknown"
         )
+
+    def _during(self, rid: RequestId) -> tuple[tuple[float, str], ...]:
+        """Tell what happened to an artifact while a request waited."""
+        operation = self._operations.find(rid)
+        if operation is None:
+            return ()
+        now_s = self._outbox.now_s
+        ended_s = now_s if operation.open else operation.ended_s
+        first, last = now_s - operation.started_s, now_s - ended_s
+        told = self._stories.of(operation.id or operation.node, now_s=now_s)
+        return tuple(one for one in told if last - _SAME_S <= one[0] <= first + _SAME_S)
 
     def operation(self, caller: Caller, ask: OperationAsked) -> None:
         """Tell how a request stands."""

@@ -254,14 +254,17 @@ class Ensure(Message, frozen=True, kw_only=True):
     device: str = ""
 
 
-class Moved(Wire, frozen=True, kw_only=True):
-    """Where the replica now is and what it took."""
+class Moved(Wire, frozen=True, kw_only=True, repr_omit_defaults=True):
+    """Where the replica now is and what it took; of a save, what was written."""
 
     location: Location
     moved_bytes: int
     seconds: float
     via: str
     sources: tuple[NodeId, ...] = ()
+    #: Of a save: the file or index that stands for the model, and every file of it.
+    path: str = ""
+    files: tuple[str, ...] = ()
 
 
 class Migrate(Message, frozen=True, kw_only=True):

@@ -134,8 +134,11 @@ class NodeCard(Wire, frozen=True, kw_only=True):
     #: How many instances are attached, as far as the card was written anew since.
     instances: int = 0
 
+    def __repr__(self) -> str:
+        return f"<node {self.name or self.kind!r} {self.node[:8]}>"
 
-class TierUse(Wire, frozen=True, kw_only=True):
+
+class TierUse(Wire, frozen=True, kw_only=True, repr_omit_defaults=True):
     """Bytes of one tier of one node."""
 
     capacity_bytes: int = 0
@@ -156,6 +159,9 @@ class Location(Wire, frozen=True, kw_only=True):
 
     card: NodeCard
     tier: Tier
+
+    def __repr__(self) -> str:
+        return f"<{self.tier} of {self.card!r}>"
 
 
 class ArtifactInfo(Wire, frozen=True, kw_only=True):

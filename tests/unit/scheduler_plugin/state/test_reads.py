@@ -135,6 +135,26 @@ def test_explain_tells_why_a_node_was_chosen_and_how_it_stands_now() -> None:
     assert told.lines[0][0] == pytest.approx(2.0, abs=0.01)
 
 
+def test_a_request_is_explained_by_what_happened_while_it_waited() -> None:
+    d, p = scene()
+    d.node("b")
+    info = p.put("x", node=NodeId("a"))
+    d.pass_time(3.0)
+    rid = p.rid()
+    ensure = m.Ensure(
+        rid=rid, generation=info.generation, node=NodeId("b"), deadline_s=5.0
+    )
+    p.call(ensure, m.Moved)
+    d.pass_time(2.0)
+    p.call(m.Publish(rid=p.rid(), generation=info.generation), m.ArtifactInfo)
+    told = p.call(m.ExplainAsked(rid=p.rid(), ref=rid), m.Explained).lines
+    (copied_s, copied), (_, ended) = told
+    assert copied_s == pytest.approx(2.0, abs=0.01)
+    assert "copied to w-b" in copied
+    assert ended.startswith("prefetch of 'x' is done")
+    assert ended.endswith("at w-b (b), 100 bytes by tcp")
+
+
 def test_what_is_known_of_nothing_is_not_explained() -> None:
     _, p = scene()
     with pytest.raises(NotFound, match="'never'"):
