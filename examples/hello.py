@@ -31,6 +31,10 @@ def main() -> None:
         other.replicate(weights)
         assert len(weights.locations()) == 2
 
+        moved = other.migrate(weights, holder)
+        assert moved.done()
+        assert len(weights.locations()) == 1
+
         newer = cast.put({**state, "bias": np.ones(64)}, "toy/weights", version="next")
         assert cast.latest("toy/weights").version == 1  # not yet published
         newer.publish()

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tensorcast_dask.api.tables import html_table
 from tensorcast_dask.exceptions import Mismatch
 from tensorcast_dask.tensors.messages import Owner
 
@@ -261,6 +262,19 @@ class Artifact:
         if info.degraded:
             text += ", degraded"
         return text + (f", view of {info.base!r}>" if info.view else ">")
+
+    def _repr_html_(self) -> str:
+        info = self.info
+        rows = {
+            "version": f"{info.version}, {info.stage}",
+            "view of": info.base if info.view else "",
+            "tensors": info.tensors,
+            "bytes": f"{info.nbytes:,}",
+            "owner": info.owner,
+            "labels": ", ".join(f"{k}={v}" for k, v in info.labels.items()),
+            "degraded": info.degraded,
+        }
+        return html_table(info.id, rows)
 
 
 def spec_dict(specs: Iterable[TensorSpec]) -> dict[str, TensorSpec]:

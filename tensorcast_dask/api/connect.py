@@ -114,10 +114,11 @@ def connect(
             return _dial_and_open(target, options, install=install, limit=limit)
         client = client_of(target, limit, options)
     else:
+        within_s = limit.left_s()
         try:
             client = Client(target, timeout=limit.left_s(), **options)  # type: ignore[no-untyped-call]
         except OSError as error:
-            raise no_scheduler(error) from error
+            raise no_scheduler(error, within_s) from None
     opening = partial(
         _open_with_client,
         client,
@@ -167,10 +168,11 @@ async def _open_with_client(
 ) -> Session:
     from tensorcast_dask.deploy import install as install_plugins
 
+    within_s = limit.left_s()
     try:
         await client
     except OSError as error:
-        raise no_scheduler(error) from error
+        raise no_scheduler(error, within_s) from None
     if install:
         await install_plugins(client)
     settings = Settings.read(arguments)

@@ -22,6 +22,7 @@ from tensorcast_dask.api.calls.making import Making
 from tensorcast_dask.api.calls.placing import Placing
 from tensorcast_dask.api.calls.planning import Planning
 from tensorcast_dask.api.calls.reading import Reading
+from tensorcast_dask.api.tables import html_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -107,6 +108,15 @@ class Session(Making, Finding, Reading, Placing, Planning, Looking):
 
     def __repr__(self) -> str:
         return f"<Session {'closed' if self.closed else 'open'} {self._core.link.name}>"
+
+    def _repr_html_(self) -> str:
+        client = self._core.client
+        rows = {
+            "scheduler": self._core.link.name,
+            "dashboard": "" if client is None else client.dashboard_link,
+        }
+        title = f"tensorcast session, {'closed' if self.closed else 'open'}"
+        return html_table(title, rows)
 
 
 async def _nothing() -> None:

@@ -88,8 +88,8 @@ SCHEMA: Final = (
         " FROM nodes"
     ),
     (
-        "CREATE VIEW pins AS SELECT p.pin, v.id, v.version, p.generation, p.node, p.ttl_s"
-        " FROM _pins p LEFT JOIN _versions v ON v.generation = p.generation"
+        "CREATE VIEW pins AS SELECT p.pin, v.id, v.version, p.generation, p.node,"
+        " CASE WHEN p.ttl_s < 1e9 THEN p.ttl_s END AS ttl_s FROM _pins p LEFT JOIN _versions v ON v.generation = p.generation"
     ),
     (
         "CREATE VIEW aliases AS SELECT name, id, generation, alias_generation FROM _aliases"

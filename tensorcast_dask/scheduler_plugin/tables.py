@@ -17,6 +17,7 @@ Rules:
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import time
 from collections import deque
@@ -70,6 +71,12 @@ _MAX_INT: Final = 1 << 63
 #: An answer ends with the row that makes it longer than this.
 _MOST_TEXT_BYTES: Final = 64 << 20
 _NESTED: Final = {"list", "array", "struct", "map", "union"}
+#: The columns of every table that a question may use.
+_COLUMNS: Final = (
+    "SELECT table_name, string_agg(column_name, ', ' ORDER BY column_index)"
+    " FROM duckdb_columns() WHERE NOT internal AND table_name NOT LIKE '\\_%' ESCAPE '\\'"
+    " GROUP BY table_name ORDER BY table_name"
+)
 _CONFIG: Final[dict[str, str | bool | int | float | list[str]]] = {
     "threads": 1,
     "memory_limit": "512MB",
@@ -204,6 +211,8 @@ class Tables:
         watch.start()
         try:
             return mirror.select(query.sql, query.limit)
+        except duckdb.BinderException as error:
+            raise _cannot(error, mirror.columns(query.sql)) from error
         finally:
             over.set()
             watch.join()
@@ -223,9 +232,9 @@ class Tables:
             after_s = _AGAIN_S
 
 
-def _cannot(error: Exception) -> TensorCastError:
+def _cannot(error: Exception, more: str = "") -> TensorCastError:
     text = str(error).partition("\n")[0][:300]
-    return InvalidArgument(f"this SELECT cannot be run: {text}")
+    return InvalidArgument(f"this SELECT cannot be run: {text}{more}")
 
 
 def _check_select(sql: str) -> None:
@@ -370,6 +379,12 @@ class _Mirror:
         for table, lines in tables:
             self.connection.execute(f"DELETE FROM {table}")  # noqa: S608
             self._insert(table, lines)
+
+    def columns(self, sql: str) -> str:
+        """Say which columns the tables have that a SELECT names."""
+        known = self.connection.execute(_COLUMNS).fetchall()
+        named = [(t, c) for t, c in known if re.search(rf"\b{t}\b", sql, re.IGNORECASE)]
+        return "".join(f"; {table} has {columns}" for table, columns in named)
 
     def select(self, sql: str, limit: int) -> Rows:
         """Run one SELECT."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from dask.utils import format_bytes
 from safetensors.numpy import save_file
 
@@ -18,6 +19,8 @@ from tensorcast_dask.exceptions import (
     DeadlineExceeded,
     InvalidArgument,
     NotFound,
+    UnsupportedDtype,
+    UnsupportedPlatform,
 )
 from tests.kit.local import stores_in
 
@@ -108,6 +111,45 @@ def test_a_forgotten_await_is_called_by_the_name_of_the_call(cast: tc.Session) -
 
     with pytest.warns(RuntimeWarning, match="'exists' was never awaited"):
         cast.client.sync(forgets)
+
+
+@pytest.mark.parametrize(
+    ("given", "hint"),
+    [
+        (torch.nn.Linear(2, 2), "state_dict"),
+        ({"w": np.ones(3), "step": 7}, "asarray"),
+        ({"w": {"inner": np.ones(3)}}, "flat mapping"),
+        ("an/id", "id second"),
+    ],
+)
+def test_who_puts_what_is_no_tensor_is_told_what_to_give(
+    cast: tc.Session, given: object, hint: str
+) -> None:
+    with pytest.raises(UnsupportedDtype, match=hint):
+        cast.put(given, "an/id")
+
+
+def test_workers_are_waited_for_until_the_deadline(cast: tc.Session) -> None:
+    assert cast.wait_for_workers() == cast.workers()
+    with pytest.raises(DeadlineExceeded, match="1 of 2 workers"):
+        cast.wait_for_workers(2, deadline=0)
+
+
+def test_a_notebook_is_shown_escaped_tables(cast: tc.Session) -> None:
+    artifact = cast.put(MODEL, "<b>&", labels={"team": "<i>"})
+    page = artifact._repr_html_()
+    assert "<caption>&lt;b&gt;&amp;</caption>" in page
+    assert "team=&lt;i&gt;" in page
+    assert cast.client.scheduler.address in cast._repr_html_()
+
+
+def test_a_plan_is_shown_with_the_names_of_workers(cast: tc.Session) -> None:
+    (worker,) = cast.workers()
+    plan = cast.plan()
+    plan.on_worker(worker).noop(name="rest")
+    assert plan.visualize() == f"rest: noop on {worker.name}"
+    with pytest.raises(UnsupportedPlatform, match="install"):
+        plan.visualize("plan.of-no-kind")
 
 
 def test_what_has_no_name_is_not_explained(cast: tc.Session) -> None:

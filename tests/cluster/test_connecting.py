@@ -102,6 +102,7 @@ def test_what_listens_and_is_no_scheduler_is_told_within_the_deadline(
         with pytest.raises(CatalogUnavailable, match="no Dask scheduler") as refused:
             dial(impostor.address)
         assert refused.value.data["why"] == why
+        assert "()" not in refused.value.message
         assert time.monotonic() - began_s < 20
 
 

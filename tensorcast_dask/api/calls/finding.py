@@ -36,7 +36,8 @@ class Finding(Calls):
         version : int, optional
             That version.
         deadline : float, optional
-            Seconds.
+            Seconds for the catalog's answer. A name that is not there, or is being made, is
+            told at once: nothing waits for it.
 
         Raises
         ------
@@ -55,6 +56,9 @@ class Finding(Calls):
 
     def latest(self, id: str, *, deadline: float | None = None) -> Any:  # noqa: A002
         """Give the newest published version; never an incomplete one.
+
+        It does not wait for one: `deadline` is for the catalog's answer. To see a new version
+        come, ask again from time to time.
 
         Raises
         ------
@@ -93,7 +97,11 @@ class Finding(Calls):
         all_versions: bool = False,
         deadline: float | None = None,
     ) -> Any:
-        """Artifacts whose id begins with `prefix` and that carry all `labels`, by id."""
+        """Artifacts whose id begins with `prefix` and that carry all `labels`, by id.
+
+        Of each the newest published version, the newest committed one while none is published;
+        `all_versions` gives every committed one.
+        """
         limit = self._core.deadline(deadline)
 
         async def work() -> list[Artifact]:
@@ -205,7 +213,8 @@ class Finding(Calls):
     ) -> Any:
         """End a version (handle) or all versions (id); idempotent and final.
 
-        Readers that hold tensors keep them. Returns an `Operation` of `Destroyed`, whose
+        An id that nobody ever made is no error either: it is not there afterwards. A pin does
+        not hold it: pins are about eviction, and end with their version. Readers that hold tensors keep them. Returns an `Operation` of `Destroyed`, whose
         `versions` are those that this call ended: none where they were gone already, also
         when it was a call like this, answered or not, before a restart of the scheduler.
         """

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import asyncio
+from typing import TYPE_CHECKING, Any, Final
 
 from tensorcast_dask.api.actions import instances, names, reads
 from tensorcast_dask.api.calls.base import Calls, ref_of
@@ -10,12 +11,16 @@ from tensorcast_dask.api.instance import InstanceHandle
 from tensorcast_dask.api.policies import PolicyBook
 from tensorcast_dask.api.signals import SignalBook
 from tensorcast_dask.api.worker import Worker
+from tensorcast_dask.exceptions import DeadlineExceeded, InvalidArgument
 from tensorcast_dask.tensors.messages import CatalogStateAsked, StateJson
 
 if TYPE_CHECKING:
     from tensorcast_dask.api.artifact import Artifact
+    from tensorcast_dask.api.connection.deadlines import Deadline
 
 __all__ = ["Looking"]
+
+_LOOK_AGAIN_S: Final = 0.1
 
 
 class Looking(Calls):
@@ -25,13 +30,54 @@ class Looking(Calls):
         """Nodes with a live Dask worker, ordered by name."""
         limit = self._core.deadline(deadline)
 
+        return self._core.call(lambda: self._workers(limit))
+
+    async def _workers(self, limit: Deadline) -> list[Worker]:
+        states = (await names.nodes(self._core, limit)).nodes
+        alive = [s for s in states if s.attended and s.card.kind == "store"]
+        return [
+            Worker(state, self._session)
+            for state in sorted(alive, key=lambda s: s.card.name)
+        ]
+
+    def wait_for_workers(
+        self, n_workers: int = 1, *, deadline: float | None = None
+    ) -> Any:
+        """Wait until so many nodes have a live Dask worker; give all there are, by name.
+
+        Parameters
+        ----------
+        n_workers : int
+            At least how many.
+        deadline : float, optional
+            Seconds; None the session's default, 0 looks once.
+
+        Returns
+        -------
+        list of Worker
+
+        Raises
+        ------
+        DeadlineExceeded
+            When there are fewer; it says how many.
+        """
+        if isinstance(n_workers, bool) or not isinstance(n_workers, int):
+            message = f"n_workers must be a whole number, not {n_workers!r}"
+            raise InvalidArgument(message)
+        limit = self._core.deadline(deadline)
+
         async def work() -> list[Worker]:
-            states = (await names.nodes(self._core, limit)).nodes
-            alive = [s for s in states if s.attended and s.card.kind == "store"]
-            return [
-                Worker(state, self._session)
-                for state in sorted(alive, key=lambda s: s.card.name)
-            ]
+            while True:
+                found = await self._workers(limit)
+                if len(found) >= n_workers:
+                    return found
+                if not limit.left_s():
+                    message = (
+                        f"{len(found)} of {n_workers} workers are there; start more, or wait "
+                        "longer with deadline="
+                    )
+                    raise DeadlineExceeded(message, {"workers": len(found)})
+                await asyncio.sleep(min(_LOOK_AGAIN_S, limit.left_s()))
 
         return self._core.call(work)
 
@@ -94,8 +140,9 @@ class Looking(Calls):
     ) -> Any:
         """Run one SELECT over the catalog.
 
-        Tables: artifacts, versions, replicas, nodes, leases, pins, operations, transfers,
-        events.
+        Tables: artifacts, versions, replicas, nodes, leases, pins, aliases, views, plans,
+        steps, operations, transfers, events. `SELECT * FROM versions` shows a table's columns,
+        as does the refusal of one that is not there. The `ttl_s` of a pin without end is null.
 
         Returns
         -------

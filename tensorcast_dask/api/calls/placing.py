@@ -141,7 +141,10 @@ class Placing(Calls):
         worker: Node = None,
         deadline: float | None = None,
     ) -> Any:
-        """Promise that its replicas are not evicted for `ttl` seconds.
+        """Promise that its replicas are not evicted for `ttl` seconds, by default without end.
+
+        It holds over restarts and after the program's end: give a `ttl`, or `unpin`. `destroy`
+        ends a pinned version too, and the pin with it.
 
         Returns
         -------

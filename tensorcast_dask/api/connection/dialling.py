@@ -50,6 +50,7 @@ class _Dialling:
     def __init__(self, address: str, limit: Deadline) -> None:
         self._address = address
         self._limit = limit
+        self._within_s = limit.left_s()
         self._patience_s = Settings.read().refused_timeout_s
         self._place = _place(address)
         self._patient = False
@@ -81,9 +82,9 @@ class _Dialling:
                 f"{why} at {self._address}; is the scheduler running, and is that its port? "
                 "(setting tensorcast.session.refused-timeout is how long to try)"
             )
-            raise CatalogUnavailable(message, {"why": why}) from error
+            raise CatalogUnavailable(message, {"why": why}) from None
         if self._patient or self._limit.left_s() <= 0:
-            raise no_scheduler(error) from error
+            raise no_scheduler(error, self._within_s) from None
         self._patient = True  # somebody is there, and slow
 
 
@@ -118,9 +119,16 @@ async def _greet(address: str, security: Any, timeout_s: float) -> None:
         raise CatalogUnavailable(message, {"why": "no scheduler"}) from error
 
 
-def no_scheduler(error: OSError) -> CatalogUnavailable:
+def _said(error: OSError) -> str:
+    return f" ({error})" if str(error) else ""  # a time-out has no text
+
+
+def no_scheduler(error: OSError, within_s: float) -> CatalogUnavailable:
     """Give the error for a scheduler that stays silent."""
-    message = f"no Dask scheduler answers ({error}); check the address"
+    message = (
+        f"no Dask scheduler answered within {within_s:.3g} s: it is busy or stopped, or it is "
+        f"not there; check the address, or give it more time with deadline={_said(error)}"
+    )
     return CatalogUnavailable(message, {"why": "no answer"})
 
 
@@ -155,7 +163,7 @@ def _check_host(address: str, host: str, port: int) -> None:
             f"unknown host {host!r} in {address} ({error}); check the name, or give the "
             "scheduler's IP address"
         )
-        raise CatalogUnavailable(message, {"why": "unknown host"}) from error
+        raise CatalogUnavailable(message, {"why": "unknown host"}) from None
 
 
 def _look(host: str, port: int) -> str:

@@ -26,7 +26,11 @@ from tensorcast_dask.api.plans.handles import StepHandle
 from tensorcast_dask.api.plans.instances import InstanceSteps
 from tensorcast_dask.api.plans.pricing import price
 from tensorcast_dask.api.plans.run import PlanRun, open_run, opening, places_of
-from tensorcast_dask.exceptions import InvalidArgument, Unimplemented
+from tensorcast_dask.exceptions import (
+    InvalidArgument,
+    Unimplemented,
+    UnsupportedPlatform,
+)
 from tensorcast_dask.tensors import values
 from tensorcast_dask.tensors.contexts import Context
 from tensorcast_dask.tensors.plans import (
@@ -115,11 +119,15 @@ class Plan:
         self._steps: dict[str, Step] = {}
         self._payloads: dict[str, bytes] = {}
         self._told: list[tuple[float, str]] = []
+        #: Of the nodes whose handles were given: the names that people know them by.
+        self._names: dict[str, str] = {}
 
     # ------------------------------------------------------------ building
     def on_worker(self, worker: Worker | str) -> StepBuilder:
         """Add steps at a node: its handle, name, Dask address or identity."""
         node = worker if isinstance(worker, str) else worker.node
+        if not isinstance(worker, str):
+            self._names[node] = worker.name
         if not node:
             message = f"on_worker takes a worker's handle or name, not {worker!r}"
             raise InvalidArgument(message)
@@ -301,12 +309,25 @@ class Plan:
         return [*lines[:at], *own, *lines[at:]]
 
     def visualize(self, filename: str | None = None) -> Any:
-        """Draw it by Dask (needs graphviz); without a file name, give it as text."""
-        if filename is not None:
-            from dask.base import visualize
+        """Draw it by Dask (needs graphviz); without a file name, give it as text.
 
+        Raises
+        ------
+        UnsupportedPlatform
+            When graphviz is not there.
+        """
+        if filename is None:
+            return "\n".join(_line(step, self._names) for step in self._steps.values())
+        from dask.base import visualize
+
+        try:
             return visualize(self, filename=filename)
-        return "\n".join(_line(step) for step in self._steps.values())
+        except (ImportError, RuntimeError) as error:
+            message = (
+                f"a plan is drawn by graphviz ({error}); install the Python package graphviz "
+                "and the program dot, or print(plan.visualize())"
+            )
+            raise UnsupportedPlatform(message) from error
 
     # ------------------------------------------------------------ as a Dask collection
     def _compiled(self) -> Compiled:
@@ -377,8 +398,9 @@ def _result_of(results: Any) -> Any:
     return PlanResult(results[0], None)
 
 
-def _line(step: Step) -> str:
-    where = step.instance or step.node or ", ".join(step.roles) or "any"
+def _line(step: Step, names: Mapping[str, str]) -> str:
+    node = names.get(step.node) or step.node
+    where = step.instance or node or ", ".join(step.roles) or "any"
     what = step.options.get("function", step.kind)
     needs = ", ".join(step.needs)
     undoes = f" undoes {step.compensates}" if step.compensates else ""

@@ -87,6 +87,19 @@ def _owner(kind: type) -> ArrayBackend | None:
     return None
 
 
+def _hint(kind: type) -> str:
+    """Say what to give instead of a value that is no array."""
+    if hasattr(kind, "state_dict"):
+        return "give its state_dict()"
+    if issubclass(kind, str):
+        return "the tensors come first and the id second"
+    if issubclass(kind, Mapping):
+        return "give one flat mapping of names to tensors"
+    if issubclass(kind, bool | int | float | complex | list | tuple):
+        return "give numpy arrays or torch tensors: np.asarray(it) makes one"
+    return "give numpy arrays or torch tensors"
+
+
 def describe(tensors: Mapping[str, object]) -> list[Source]:
     """Describe every value, in order.
 
@@ -102,7 +115,7 @@ def describe(tensors: Mapping[str, object]) -> list[Source]:
             name = next(n for n, value in tensors.items() if type(value) is kind)
             message = (
                 f"tensor {name!r} is a {kind.__module__}.{kind.__qualname__}; "
-                "give numpy arrays or torch tensors"
+                f"{_hint(kind)}"
             )
             raise UnsupportedDtype(message)
         owners[kind] = owner

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import resource
 import threading
 from collections.abc import Iterator
@@ -121,6 +122,8 @@ def test_pins_aliases_views_operations_transfers_and_events_have_their_tables(
     p = scene.program
     info = p.put("x", node=NodeId("a"))
     p.call(m.Pin(rid=p.rid(), generation=info.generation, ttl_s=9.0), m.Pinned)
+    endless = m.Pin(rid=p.rid(), generation=info.generation, ttl_s=math.inf)
+    p.call(endless, m.Pinned)
     for name in ("al", "old"):
         p.call(
             m.SetAlias(rid=p.rid(), name=ArtifactId(name), generation=info.generation),
@@ -142,7 +145,7 @@ def test_pins_aliases_views_operations_transfers_and_events_have_their_tables(
     )
     p.call(ensure, m.Moved)
     scene.tables.note(Emit(topic="moved", facts={"id": "x"}))
-    assert scene.sql("SELECT id, ttl_s FROM pins") == [("x", 9.0)]
+    assert scene.sql("SELECT id, ttl_s FROM pins") == [("x", 9.0), ("x", None)]
     assert scene.sql("SELECT name, id FROM aliases") == [("al", "x")]
     assert scene.sql("SELECT id, base FROM views") == [("v", "x")]
     assert scene.sql("SELECT kind, via, done_bytes FROM transfers") == [
@@ -153,6 +156,14 @@ def test_pins_aliases_views_operations_transfers_and_events_have_their_tables(
         scene.sql("SELECT plan, status FROM plans UNION SELECT plan, status FROM steps")
         == []
     )
+
+
+def test_who_asks_for_a_column_that_is_not_there_is_told_those_that_are(
+    scene: Scene,
+) -> None:
+    with pytest.raises(InvalidArgument, match="pins has pin, id, version") as refused:
+        scene.sql("SELECT size FROM Pins")
+    assert "nodes has" not in refused.value.message
 
 
 @pytest.mark.parametrize(
