@@ -7,7 +7,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help venv demo-data test test-gpu bench-gpu gpu-bundle lint floors fast coverage nightly demo bench clean
+.PHONY: help venv demo-data test test-gpu bench-gpu gpu-bundle lint floors floor fast coverage nightly demo bench clean
 
 PYTHON ?=
 VENV := .venv
@@ -15,7 +15,7 @@ BIN := $(VENV)/bin
 INPUTS := pyproject.toml constraints.txt .ci/make-venv tensorcast_dask/__init__.py
 
 help:
-	@echo "make demo | test | test-gpu | bench-gpu | gpu-bundle | lint | fast | coverage | nightly | bench | venv | clean"
+	@echo "make demo | test | floor FLOOR=unit | test-gpu | bench-gpu | gpu-bundle | lint | fast | coverage | nightly | bench | venv | clean"
 
 venv: $(VENV)/.stamp-torch
 
@@ -43,6 +43,12 @@ lint: venv
 
 floors: demo-data
 	@.ci/floors $(BIN)/python architecture unit property sim cluster process gpu
+
+# One of them: make floor FLOOR=unit
+FLOOR ?=
+floor: demo-data
+	@test -d "tests/$(FLOOR)" -a -n "$(FLOOR)" || { echo "make floor FLOOR=... takes one of: $$(cd tests && ls -d */ | grep -v '^kit\|^_' | tr -d '/' | xargs)" >&2; exit 2; }
+	@.ci/floors $(BIN)/python $(FLOOR)
 
 # What to run at every save: no processes, no sockets.
 fast: venv

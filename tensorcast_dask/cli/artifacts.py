@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import click
@@ -10,7 +11,21 @@ from tensorcast_dask.cli.options import on_cluster, pairs, session
 from tensorcast_dask.cli.output import human_bytes, run, show_json, show_table, success
 from tensorcast_dask.exceptions import NotFound
 
-__all__ = ["get", "instances", "ls", "nodes", "put", "rm", "show", "sql"]
+__all__ = [
+    "alias",
+    "explain",
+    "get",
+    "instances",
+    "ls",
+    "nodes",
+    "pin",
+    "publish",
+    "put",
+    "rm",
+    "show",
+    "sql",
+    "unpin",
+]
 
 _POSITIVE = click.IntRange(min=1)
 
@@ -26,7 +41,10 @@ _POSITIVE = click.IntRange(min=1)
     help="key=value that it must carry.",
 )
 @click.option(
-    "-a", "--all-versions", is_flag=True, help="Every version, not the newest."
+    "-a",
+    "--all-versions",
+    is_flag=True,
+    help="Every version, not the newest published.",
 )
 @on_cluster
 def ls(
@@ -36,7 +54,10 @@ def ls(
     scheduler: str | None,
     as_json: bool,
 ) -> None:
-    """List artifacts whose id begins with PREFIX."""
+    """List artifacts whose id begins with PREFIX: of each the newest published version.
+
+    Of one that has none published the newest committed one.
+    """
 
     def work() -> None:
         with session(scheduler) as cast:
@@ -65,7 +86,7 @@ def ls(
 
 
 @click.command()
-@click.argument("id_")
+@click.argument("id_", metavar="ID")
 @click.option("-v", "--version", type=_POSITIVE, help="That version.")
 @on_cluster
 def show(id_: str, version: int | None, scheduler: str | None, as_json: bool) -> None:
@@ -113,7 +134,7 @@ def show(id_: str, version: int | None, scheduler: str | None, as_json: bool) ->
 
 @click.command()
 @click.argument("path", type=click.Path(exists=True, path_type=Path))
-@click.argument("id_")
+@click.argument("id_", metavar="ID")
 @click.option(
     "-l",
     "--label",
@@ -175,7 +196,7 @@ def put(
 
 
 @click.command()
-@click.argument("id_")
+@click.argument("id_", metavar="ID")
 @click.argument("path", type=click.Path(path_type=Path))
 @click.option("-v", "--version", type=_POSITIVE, help="That version.")
 @click.option(
@@ -208,7 +229,7 @@ def get(
 
 
 @click.command()
-@click.argument("id_")
+@click.argument("id_", metavar="ID")
 @click.option("-v", "--version", type=_POSITIVE, help="Only that version.")
 @on_cluster
 def rm(id_: str, version: int | None, scheduler: str | None, as_json: bool) -> None:
@@ -231,12 +252,136 @@ def rm(id_: str, version: int | None, scheduler: str | None, as_json: bool) -> N
 
 
 @click.command()
+@click.argument("id_", metavar="ID")
+@click.option("-v", "--version", type=_POSITIVE, help="That version.")
+@on_cluster
+def publish(
+    id_: str, version: int | None, scheduler: str | None, as_json: bool
+) -> None:
+    """Make a version visible to `latest`; without -v the newest there is."""
+
+    def work() -> None:
+        with session(scheduler) as cast:
+            newest = version or max(
+                (a.version for a in cast.list(id_, all_versions=True) if a.id == id_),
+                default=None,
+            )
+            artifact = cast.artifact(id_, version=newest).publish().result()
+            if as_json:
+                show_json(artifact.info)
+            else:
+                success(f"{artifact!r} is published")
+
+    run(work)
+
+
+@click.command()
+@click.argument("name")
+@click.argument("id_", metavar="ID", required=False)
+@click.option("-v", "--version", type=_POSITIVE, help="That version.")
+@on_cluster
+def alias(
+    name: str,
+    id_: str | None,
+    version: int | None,
+    scheduler: str | None,
+    as_json: bool,
+) -> None:
+    """Have NAME mean a version of ID; without ID the name is removed."""
+
+    def work() -> None:
+        with session(scheduler) as cast:
+            what = None if id_ is None else cast.artifact(id_, version=version)
+            state = cast.alias(name, what)
+            if as_json:
+                show_json(state)
+            else:
+                success(f"{name}: {'removed' if what is None else repr(what)}")
+
+    run(work)
+
+
+@click.command()
+@click.argument("id_", metavar="ID")
+@click.option("-v", "--version", type=_POSITIVE, help="That version.")
+@click.option(
+    "--ttl", type=click.FloatRange(min=0, min_open=True), help="Seconds; else for ever."
+)
+@on_cluster
+def pin(
+    id_: str,
+    version: int | None,
+    ttl: float | None,
+    scheduler: str | None,
+    as_json: bool,
+) -> None:
+    """Promise not to evict an artifact's replicas; print the pin's number."""
+
+    def work() -> None:
+        with session(scheduler) as cast:
+            artifact = cast.artifact(id_, version=version)
+            pinned = cast.pin(artifact, ttl=math.inf if ttl is None else ttl)
+            if as_json:
+                show_json(pinned)
+            else:
+                click.echo(pinned.pin)
+
+    run(work)
+
+
+@click.command()
+@click.argument("id_", metavar="ID")
+@click.argument("number", type=int, default=0)
+@click.option("-v", "--version", type=_POSITIVE, help="That version.")
+@on_cluster
+def unpin(
+    id_: str,
+    number: int,
+    version: int | None,
+    scheduler: str | None,
+    as_json: bool,
+) -> None:
+    """Take pin NUMBER of an artifact back, or all of them."""
+
+    def work() -> None:
+        with session(scheduler) as cast:
+            artifact = cast.artifact(id_, version=version)
+            cast.unpin(artifact, number)
+            if as_json:
+                show_json(artifact.info)
+            else:
+                success(
+                    f"{id_}: {f'pin {number}' if number else 'all pins'} taken back"
+                )
+
+    run(work)
+
+
+@click.command()
+@click.argument("ref")
+@on_cluster
+def explain(ref: str, scheduler: str | None, as_json: bool) -> None:
+    """Say why it is as it is; REF is an artifact, a node or a request."""
+
+    def work() -> None:
+        with session(scheduler) as cast:
+            lines = cast.explain(ref)
+            if as_json:
+                show_json(lines)
+            else:
+                click.echo("\n".join(lines))
+
+    run(work)
+
+
+@click.command()
 @click.argument("query")
 @on_cluster
 def sql(query: str, scheduler: str | None, as_json: bool) -> None:
     """Run one SELECT over the catalog.
 
-    Tables: artifacts, versions, replicas, nodes, leases, pins, operations, transfers, events.
+    Tables: artifacts, versions, replicas, nodes, leases, pins, aliases, views, plans,
+    steps, operations, transfers, events.
     """
 
     def work() -> None:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tensorcast_dask.api.cluster import LocalCluster
+    from tensorcast_dask.tensors.messages import NodeCard
 
 __all__ = ["down", "interruptible", "running_address", "up", "up_detached"]
 
@@ -77,11 +78,7 @@ def up(
     AlreadyExists
         When one runs.
     """
-    if (known := _running()) is not None:
-        message = (
-            f"a cluster runs at {known['scheduler']}; end it with `tensorcast down`"
-        )
-        raise AlreadyExists(message)
+    _check_free(host_memory, device_memory, disk)
     with (
         interruptible(),
         _started(
@@ -144,7 +141,24 @@ def _interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-def up_detached(arguments: list[str], *, as_json: bool) -> None:
+def _check_free(
+    host_memory: str | None, device_memory: str | None, disk: str | None
+) -> None:
+    """Refuse wrong settings, then a second cluster."""
+    given = {
+        "host-memory": host_memory,
+        "device-memory": device_memory,
+        "disk-dir": disk,
+    }
+    Settings.read({"node": {k: v for k, v in given.items() if v is not None}})
+    if (known := _running()) is not None:
+        message = (
+            f"a cluster runs at {known['scheduler']}; end it with `tensorcast down`"
+        )
+        raise AlreadyExists(message)
+
+
+def up_detached(options: dict[str, Any], *, as_json: bool) -> None:
     """Start `up` as a process of its own and wait until it answers.
 
     Raises
@@ -152,11 +166,11 @@ def up_detached(arguments: list[str], *, as_json: bool) -> None:
     PeerLost
         When it did not come up; its log says why.
     """
-    if (known := _running()) is not None:
-        message = (
-            f"a cluster runs at {known['scheduler']}; end it with `tensorcast down`"
-        )
-        raise AlreadyExists(message)
+    _check_free(options["--host-memory"], options["--device-memory"], options["--disk"])
+    arguments = [
+        part for k, v in options.items() if v is not None for part in (k, str(v))
+    ]
+    success("starting a cluster on this machine ...")
     log = _run_directory() / "up.log"
     with log.open("wb") as sink:
         process = subprocess.Popen(
@@ -183,8 +197,15 @@ def _end_of(log: Path) -> str:
     return f"{lines[-1]} ({log})" if lines else f"see {log}"
 
 
+def _never_adopted(scheduler: str) -> list[NodeCard]:
+    """List the stores of the cluster that `tensorcast store` started and no worker took."""
+    name = Settings.read().cluster or scheduler
+    cards = hosts.cards(hosts.cluster_folder(_run_directory(), name))
+    return [card for card in cards if card.incarnation == 0]
+
+
 def down(*, as_json: bool) -> None:
-    """End the cluster that `up` started.
+    """End the cluster that `up` started, and stores of it that still wait for a worker.
 
     Raises
     ------
@@ -197,7 +218,11 @@ def down(*, as_json: bool) -> None:
     if known is None:
         message = "no cluster of `tensorcast up` runs here"
         raise NotFound(message)
+    waiting = _never_adopted(known["scheduler"])
     os.kill(known["pid"], signal.SIGTERM)
+    for card in waiting:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(card.pid, signal.SIGTERM)
     until_s = time.monotonic() + _STOP_S
     while hosts.process_start(known["pid"]) == known["pid_start"]:
         if time.monotonic() > until_s:

@@ -68,16 +68,13 @@ def up(
         "--disk": disk,
         "--port": port,
     }
-    arguments = [
-        part for k, v in given.items() if v is not None for part in (k, str(v))
-    ]
-    run(lambda: local.up_detached(arguments, as_json=as_json))
+    run(lambda: local.up_detached(given, as_json=as_json))
 
 
 @click.command()
 @options.as_json
 def down(as_json: bool) -> None:
-    """End the cluster that `up` started."""
+    """End the cluster that `up` started, and stores of it that still wait for a worker."""
     from tensorcast_dask.cli import local
 
     run(lambda: local.down(as_json=as_json))
@@ -122,7 +119,8 @@ def store(
     """Run a store of its own, which the next worker on this host adopts.
 
     It then lives outside of the worker's container or systemd unit. Ctrl-C or SIGTERM
-    ends it; with --detach, `kill` of the printed pid does.
+    ends it; with --detach, `kill` of the printed pid does. While no worker has adopted it
+    nothing else ends it, but `tensorcast down` where `up` started its cluster.
     """
     from tensorcast_dask.cli import stores
 

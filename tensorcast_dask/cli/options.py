@@ -38,7 +38,6 @@ def session(address: str | None) -> Any:
     click.UsageError
         When there is neither.
     """
-    from tensorcast_dask.api.connect import connect
     from tensorcast_dask.cli.local import running_address
 
     address = address or running_address()
@@ -47,6 +46,8 @@ def session(address: str | None) -> Any:
             "no cluster is named: give --scheduler, or start one with `tensorcast up`"
         )
         raise click.UsageError(message)
+    from tensorcast_dask.api.connect import connect  # takes a second: only when needed
+
     return connect(address, deadline=_OPEN_S)
 
 

@@ -22,8 +22,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 import msgspec
-from rich.console import Console
-from rich.table import Table
 
 from tensorcast_dask.exceptions import ReachError, TensorCastError
 
@@ -83,6 +81,9 @@ def show_table(
     title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]
 ) -> None:
     """Print a table."""
+    from rich.console import Console
+    from rich.table import Table
+
     table = Table(title=title or None, title_justify="left", header_style="bold")
     for column in columns:
         table.add_column(column, overflow="fold")

@@ -119,7 +119,10 @@ def _show(card: NodeCard, told: StoreSettings, *, as_json: bool) -> None:
     else:
         click.echo(f"store      {card.node}\npid        {card.pid}\ncluster    {name}")
         budget = human_bytes(told.host_memory_bytes)
-        success(f"up to {budget}; it waits for a worker of this cluster and host")
+        success(
+            f"up to {budget}; it waits, without end, for a worker of this cluster and host; "
+            f"kill {card.pid} ends it"
+        )
     sys.stdout.flush()
 
 

@@ -100,6 +100,27 @@ def test_a_next_version_shows_once_it_is_published(up: Commands, model: Path) ->
     up("rm", "versions/w")
 
 
+def test_names_and_pins_are_set_and_explained(up: Commands, model: Path) -> None:
+    up.run("put", str(model), "named")
+    assert up.json("publish", "named")["stage"] == "published"
+    assert up.json("alias", "now", "named")["info"]["id"] == "named"
+    number = up.json("pin", "named", "--ttl", "60")["pin"]
+    up.run("unpin", "named", str(number))
+    assert "published" in "".join(up.json("explain", "named"))
+    assert up.json("alias", "now")["info"] is None
+
+
+def test_wrong_arguments_are_refused_before_a_cluster_that_runs(up: Commands) -> None:
+    assert "'lots'" in up("up", "-d", "-m", "lots", status=1)[1]
+    assert "AlreadyExists" in up("up", "-d", status=1)[1]
+
+
+def test_a_store_that_waits_for_a_worker_ends_with_the_cluster(up: Commands) -> None:
+    made = up.json("store", "-d", "-m", "32 MiB")
+    waiting = {card.node for card in stores_in(up.run_dir)}
+    assert made["node"] in waiting  # that none is left is seen after `down`
+
+
 def test_putting_what_is_there_already_changes_nothing_and_is_said(
     up: Commands, model: Path
 ) -> None:
