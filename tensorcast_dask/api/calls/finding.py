@@ -58,7 +58,7 @@ class Finding(Calls):
         """Give the newest published version; never an incomplete one.
 
         It does not wait for one: `deadline` is for the catalog's answer. To see a new version
-        come, ask again from time to time.
+        come, `signals.watch` its `artifact/<id>`, or ask again from time to time.
 
         Raises
         ------

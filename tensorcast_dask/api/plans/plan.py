@@ -231,6 +231,7 @@ class Plan:
         *,
         executor: str = "graph",
         raise_on_error: bool = True,
+        progress: bool = False,
     ) -> Any:
         """Run it and wait for its end.
 
@@ -242,6 +243,8 @@ class Plan:
             `graph`: Dask tasks.
         raise_on_error : bool
             Whether a failure is raised; else it stands in the result.
+        progress : bool
+            Whether to show how many steps have ended, in a terminal or a notebook.
 
         Returns
         -------
@@ -254,7 +257,9 @@ class Plan:
 
         async def work() -> PlanResult:
             run = await self._submit(concurrency, executor)
-            return await run._result(None, raise_on_error)  # noqa: SLF001 - one room
+            if progress:
+                await run._show(len(self))  # noqa: SLF001 - one room
+            return await run._result(None, raise_on_error)  # noqa: SLF001
 
         return self._core.bridge(work)
 

@@ -10,6 +10,7 @@ Rules:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import time
 from typing import TYPE_CHECKING, Any, Final
@@ -18,6 +19,7 @@ from distributed import fire_and_forget
 
 from tensorcast_dask.api.actions import instances, names
 from tensorcast_dask.api.connection.deadlines import MAX_S, deadline
+from tensorcast_dask.api.connection.progress import meter
 from tensorcast_dask.api.plans.doing import value_of
 from tensorcast_dask.api.plans.graph import Compiled, Place, compile_plan, place_of
 from tensorcast_dask.api.plans.tasks import Ticket
@@ -62,6 +64,8 @@ __all__ = [
 
 #: How long one question about a run waits at the catalog.
 _LOOK_S: Final = 20.0
+#: How often what is shown is looked at.
+_SHOW_S: Final = 0.5
 
 
 class StepResult:
@@ -285,6 +289,20 @@ class PlanRun:
         if raises and result.error is not None:
             raise result.error
         return result
+
+    async def _show(self, steps: int) -> None:
+        """Show how many steps have ended, until the run is over."""
+        shown = await self._core.in_thread(meter, f"plan {self.key}", of="steps")
+        if shown is None:
+            return
+        end = self._watch()
+        while not end.done():
+            shown.show(len(await self._state()), steps)
+            await asyncio.wait({end}, timeout=_SHOW_S)
+        with contextlib.suppress(TensorCastError):  # its waiter is told
+            state = end.result()
+            shown.show(len(state.outcomes), steps)
+            shown.close(str(state.status))
 
     async def _exception(self, timeout: float | None) -> TensorCastError | None:
         return (await self._result(timeout, raises=False)).error
