@@ -100,6 +100,8 @@ class Ends:
             orphan_ttl_s=core.settings.orphan_ttl_s, free_ends_s=now_s() + free_ttl_s
         )
         self._watch: PidWatch | None = None
+        #: The signal that ends it; 0 while there was none.
+        self.signalled = 0
         #: Set when the store has to end.
         self.ending = threading.Event()
         self.why = ""

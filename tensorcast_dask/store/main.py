@@ -233,13 +233,14 @@ class Store:
 
     def run(self) -> None:
         """Look at the clock until it is time to end."""
-        while not self.ends.ending.wait(_TICK_S):
+        while not (self.ends.ending.wait(_TICK_S) or self.ends.signalled):
             self.core.tick()
             self.devices.tick()
             self.ends.tick()
             self.desk.tick()
             self._idle.tick()
-        logger.info("ending: %s", self.ends.why)
+        signalled = self.ends.signalled
+        logger.info("ending: %s", f"signal {signalled}" if signalled else self.ends.why)
 
     def stop(self) -> None:
         """End everything and leave nothing behind."""
@@ -275,10 +276,11 @@ def _take_stdio(folder: Path) -> None:
     )
 
 
-def _signals(store: Store) -> None:
+def _signals(ends: Ends) -> None:
     def end(number: int, _: object) -> None:
-        store.ends.why = f"signal {number}"
-        store.ends.ending.set()
+        # In the main thread, which may be inside of `ending`: setting that would wait for
+        # a lock that this very thread holds.
+        ends.signalled = number
 
     ignore_sigio()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -294,7 +296,7 @@ def main() -> None:
     _take_stdio(folder)
     try:
         store = Store(told, folder=folder)
-        _signals(store)
+        _signals(store.ends)
         store.start()
     except BaseException:
         logger.exception("the store cannot start")
