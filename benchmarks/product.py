@@ -207,6 +207,17 @@ def file_bytes(pids: list[int]) -> int:
     return sum(files.values())
 
 
+def segment_of(size: int) -> str:
+    """Where a process finds the memory file of the one artifact of this size."""
+    for pid in store_pids():
+        for fd in _descriptors(pid):
+            with contextlib.suppress(OSError):
+                if "memfd:" in str(fd.readlink()) and fd.stat().st_size >= size:
+                    return str(fd)
+    message = f"no store holds {size} bytes in one file"
+    raise LookupError(message)
+
+
 def descriptors(pids: list[int]) -> int:
     """Open descriptors of processes."""
     return sum(len(_descriptors(pid)) for pid in pids)

@@ -1,17 +1,22 @@
 """Pull 1 GiB from node to node over UCX, host memory, against a bare ucxx loop on the same lanes.
 
-Both move memory files to memory files whose pages are there. The loop verifies nothing; what
-the product spends on sums, and on asking, is its own cost.
+Both send the store's own memory file, and receive into one whose pages are there: how CMA gets
+on depends on how the pages of its source lie (pages one by one: 6 GB/s, in stretches of 60: 10,
+huge ones: 11). The loop verifies nothing; what the product spends on sums, and on asking, is
+its own cost.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import mmap
 import os
 import subprocess
 import sys
 import time
 from collections import deque
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -32,7 +37,7 @@ BAR = 0.9
 class End:
     """One end of the bare loop: ucxx as its documentation has it, 8 MiB a message, two under way."""
 
-    def __init__(self, nbytes: int) -> None:
+    def __init__(self, nbytes: int, source: str = "") -> None:
         from ucxx._lib.arr import Array
 
         from tensorcast_dask.dataplane.transports.ucx_library import load
@@ -41,12 +46,16 @@ class End:
         self.api, self.array = library.api, Array
         self.worker = self.api.UCXWorker(library.context(("self", "tcp", "cma")))
         self.worker.init_blocking_progress_mode()
-        # Of the kind that both stores have: a memory file, its pages there and mapped. Numpy's
-        # own memory is of huge pages, which CMA fetches half as fast again.
-        self.file = MemoryFile(nbytes)
-        self.file.prefault(0, nbytes)
-        self.bytes = np.frombuffer(self.file.map_shared().view, np.uint8)
-        self.bytes[:] = 1
+        if source:
+            with Path(source).open("rb") as file:
+                self.map = mmap.mmap(file.fileno(), nbytes, prot=mmap.PROT_READ)
+            self.bytes = np.frombuffer(self.map, np.uint8)
+            assert self.bytes[:: mmap.PAGESIZE].all()  # maps every page
+        else:
+            self.file = MemoryFile(nbytes)
+            self.file.prefault(0, nbytes)
+            self.bytes = np.frombuffer(self.file.map_shared().view, np.uint8)
+            self.bytes[:] = 1
         self.endpoint: Any = None
 
     def connect(self, address: bytes) -> None:
@@ -77,10 +86,17 @@ class End:
 class Loop:
     """The receiving end, and a process that sends when told."""
 
-    def __init__(self, nbytes: int, lanes: str) -> None:
+    def __init__(self, nbytes: int, lanes: str, source: str) -> None:
         self.end = End(nbytes)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.bars.ucx", "--send", str(nbytes)],
+            [
+                sys.executable,
+                "-m",
+                "benchmarks.bars.ucx",
+                "--send",
+                str(nbytes),
+                source,
+            ],
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -111,9 +127,9 @@ class Loop:
         self.process.communicate()
 
 
-def send(nbytes: int) -> None:
+def send(nbytes: int, source: str) -> None:
     """The sending process: an address in, an address out, then a line for each time."""
-    end = End(nbytes)
+    end = End(nbytes, source)
     end.connect(bytes.fromhex(sys.stdin.readline()))
     print(end.worker.address.tobytes().hex(), flush=True)
     for _ in sys.stdin:
@@ -125,14 +141,16 @@ def against_the_loop(sizes: Sizes, lanes: str, via: str) -> None:
     os.environ["UCX_TLS"] = lanes  # of the stores too: they inherit it
     big = sizes.big_bytes
     with (
+        contextlib.ExitStack() as stack,
         product.cluster(
             sizes, separate_hosts=True, more={"transfer": {"ucx": "on"}}
         ) as cluster,
         product.session(cluster) as cast,
-        Loop(big, lanes) as loop,
     ):
         cast.put(product.big_array(big), "bench/big", worker=product.one_node(cast))
+        source = product.segment_of(big)
         puller = Puller(cast, "bench/big")
+        loop = stack.enter_context(Loop(big, lanes, source))
         emit(
             paired(
                 f"pull {big >> 20} MiB over {via}",
@@ -165,6 +183,6 @@ def main(sizes: Sizes) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--send"]:
-        send(int(sys.argv[2]))
+        send(int(sys.argv[2]), sys.argv[3])
     else:
         main(parse())

@@ -153,14 +153,16 @@ class Requests:
             return lending.handle(request, peer)
         if isinstance(request, _OF_INSTANCES):
             return self._desk.handle(request, payload, peer)
-        return self._of_bytes(request, payload, peer)
+        return self._ucx.answer(
+            request, peer, lambda: self._of_bytes(request, payload, peer)
+        )
 
     def _of_bytes(self, request: _OfBytes, payload: Payload, peer: Peer) -> Reply:
         match request:
             case Reserve() | Write() | Fill() | Commit() | Abort():
                 return self._puts.handle(request, payload, peer)
             case Open() | ReadChunk() | ReadRanges():
-                return self._read(request, peer)
+                return self._reads.handle(request, peer)
             case UcxOpen() | AttachDevice() | NextOrder():
                 return self._drive(request, peer)
             case ChunkMapAsked() | SumsAsked():
@@ -183,13 +185,6 @@ class Requests:
                 raise InvalidArgument(message)
             case _:
                 assert_never(request)
-
-    def _read(self, request: Open | ReadChunk | ReadRanges, peer: Peer) -> Reply:
-        over_ucx = not isinstance(request, Open) and request.ucx
-        if over_ucx:
-            self._ucx.line(peer)  # refused before anything is leased
-        reply = self._reads.handle(request, peer)
-        return self._ucx.over(reply, peer) if over_ucx else reply
 
     def _drive(self, request: UcxOpen | AttachDevice | NextOrder, peer: Peer) -> Reply:
         if isinstance(request, UcxOpen):

@@ -45,17 +45,18 @@ class UcxHolder(Holder):
         self.sending = 0
 
     def handle(self, request: StoreRequest, payload: Payload, peer: Peer) -> Reply:
-        match request:
-            case UcxOpen():
-                return self._ucx.open(request, peer)
-            case ReadChunk(ucx=True) | ReadRanges(ucx=True):
-                return self._over(super().handle(request, payload, peer), peer)
-            case _:
-                return super().handle(request, payload, peer)
+        return self._ucx.answer(
+            request, peer, lambda: self._answered(request, payload, peer)
+        )
 
-    def _over(self, reply: Reply, peer: Peer) -> Reply:
+    def _answered(self, request: StoreRequest, payload: Payload, peer: Peer) -> Reply:
+        if isinstance(request, UcxOpen):
+            return self._ucx.open(request, peer)
+        reply = super().handle(request, payload, peer)
+        if not (isinstance(request, ReadChunk | ReadRanges) and request.ucx):
+            return reply
         self.sending += 1
-        return self._ucx.over(replace(reply, done=self._sent), peer)
+        return replace(reply, done=self._sent)
 
     def _sent(self) -> None:
         self.sending -= 1

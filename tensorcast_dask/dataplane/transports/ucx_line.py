@@ -56,6 +56,7 @@ _CLOSE_STEPS: Final = 1000
 _left: Final[list[object]] = []
 #: A receive of which a part is here never ends: the worker's end ends it.
 _CLOSE_ROUNDS: Final = 20
+_IN: Final = select.POLLIN
 _HUNG_UP: Final = select.POLLRDHUP | select.POLLHUP | select.POLLERR | select.POLLNVAL
 _BASE_LANES: Final = ("self", "tcp", "cma")
 _RDMA_LANES: Final = ("rc", "dc")
@@ -129,6 +130,8 @@ class Line:
         self._next_tag = 0
         #: What was begun and not seen to end, in order.
         self._going: deque[_Going] = deque()
+        #: How many pieces have ended well, of all that were begun (`begun`).
+        self.ended = 0
         self._endpoint: Endpoint | None = None
         api = self._ucx.api
         self._context: Any = self._ucx.context(_lanes(device=device))
@@ -140,6 +143,11 @@ class Line:
     def via(self) -> str:
         """How the bytes go, for `explain`: "ucx:cma"."""
         return f"ucx:{self.lanes[0]}" if self.lanes else "ucx"
+
+    @property
+    def begun(self) -> int:
+        """How many pieces were begun; they end in this order."""
+        return self.ended + len(self._going)
 
     @property
     def usable(self) -> bool:
@@ -220,6 +228,7 @@ class Line:
         control: FrameStream,
         stall_s: float | None,
         until_s: float | None = None,
+        or_asked: bool = False,
     ) -> None:
         """Bring everything that was begun to its end. After an error the line is closed.
 
@@ -231,6 +240,8 @@ class Line:
             The longest time without a piece that is done.
         until_s : float, optional
             Monotonic instant at which to give up.
+        or_asked : bool
+            Return already when the peer asks for more: the next call goes on.
 
         Raises
         ------
@@ -241,19 +252,25 @@ class Line:
         """
         with self._lock:
             try:
-                self._drive(control, stall_s, until_s)
+                self._drive(control, stall_s, until_s, or_asked=or_asked)
             except BaseException:
                 self.close()
                 raise
 
     def _drive(
-        self, control: FrameStream, stall_s: float | None, until_s: float | None
+        self,
+        control: FrameStream,
+        stall_s: float | None,
+        until_s: float | None,
+        *,
+        or_asked: bool,
     ) -> None:
-        poll = select.poll()
+        poll, asked = select.poll(), select.poll()
         if self._worker is not None:
             poll.register(self._worker.epoll_file_descriptor, select.POLLIN)
         if control.fileno() >= 0:
-            poll.register(control.fileno(), select.POLLRDHUP)
+            poll.register(control.fileno(), select.POLLRDHUP | _IN * or_asked)
+            asked.register(control.fileno(), _IN * or_asked)
         heard_s, hung_up = time.monotonic(), False
         while self._going:
             if self._worker is None or control.fileno() < 0:
@@ -261,7 +278,10 @@ class Line:
                 raise PeerLost(message)
             moved = self._ucx.progress(self._worker)
             now_s = time.monotonic()
-            if self._sweep(control.peer):
+            swept = self._sweep(control.peer)
+            if [event for _, event in asked.poll(0)] == [_IN]:
+                return
+            if swept:
                 heard_s = now_s
                 continue
             if hung_up and not moved:  # and what it had sent before is here
@@ -286,6 +306,7 @@ class Line:
             if status < 0:
                 message = f"UCX lost {peer}: status {status}"
                 raise PeerLost(message)
+            self.ended += 1
             if landed is not None:
                 landed(nbytes)
         if self._going and (self._endpoint is None or self._endpoint.failed):

@@ -6,12 +6,15 @@ Rules:
    reader does to its line touches no other.
 2. What is being sent stays leased until UCX has done with it, or the line is gone.
 3. The reply goes first, the bytes after it, so the reader posts for what is coming.
+4. The next request is answered while the bytes of the last one are under way, so that a line is
+   never idle while its reader has asked for more.
 """
 
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Final
+from collections import deque
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
@@ -20,16 +23,27 @@ from tensorcast_dask.dataplane.memory import address
 from tensorcast_dask.dataplane.server import Peer, Reply
 from tensorcast_dask.dataplane.transports.ucx_line import PIECE_BYTES, Line, Stretch
 from tensorcast_dask.exceptions import InvalidArgument
-from tensorcast_dask.tensors.messages import Chunk, Ranges, UcxOpen, UcxOpened
+from tensorcast_dask.tensors.messages import (
+    Chunk,
+    Ranges,
+    ReadChunk,
+    ReadRanges,
+    UcxOpen,
+    UcxOpened,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from tensorcast_dask.dataplane.framing import FrameStream
+    from tensorcast_dask.tensors.messages import StoreRequest
 
 __all__ = ["UcxServing"]
 
 logger = logging.getLogger(__name__)
 
-_LINE: Final = "ucx"
+_SENDER: Final = "ucx"
+_ALL: Final = 1 << 62
 
 
 class UcxServing:
@@ -72,7 +86,7 @@ class UcxServing:
         except BaseException:
             line.close()
             raise
-        peer.notes[_LINE] = line
+        peer.notes[_SENDER] = _Sender(line)
         logger.info("a reader opened a line: %s", line.via)
         stream = peer.stream
         return Reply(
@@ -91,19 +105,31 @@ class UcxServing:
         InvalidArgument
             When it has none.
         """
-        line: Line | None = peer.notes.get(_LINE)
-        if line is None:
+        sender: _Sender | None = peer.notes.get(_SENDER)
+        if sender is None:
             message = "no UCX line was opened on this connection"
             raise InvalidArgument(message)
-        return line
+        return sender.line
 
-    def over(self, reply: Reply, peer: Peer) -> Reply:
-        """Send a reply's payload over the line of its connection.
+    def answer(
+        self, request: StoreRequest, peer: Peer, make: Callable[[], Reply]
+    ) -> Reply:
+        """Answer a request: its bytes go over the line of its connection when it asks so.
 
-        Errors are those of `line`; the reply is done with then.
+        Errors are those of `make` and of `line`.
         """
+        if not (isinstance(request, ReadChunk | ReadRanges) and request.ucx):
+            self._rest(peer)
+            return make()
         try:
-            line = self.line(peer)
+            self.line(peer)  # refused before anything is leased
+            return self._over(make(), peer)
+        except BaseException:
+            self._rest(peer)
+            raise
+
+    def _over(self, reply: Reply, peer: Peer) -> Reply:
+        try:
             whole = _joined(reply.payload)
             message = reply.message
             assert isinstance(message, Chunk | Ranges), (
@@ -113,27 +139,79 @@ class UcxServing:
             if reply.done is not None:
                 reply.done()
             raise
+        sender: _Sender = peer.notes[_SENDER]
 
         def send() -> None:
-            try:
-                faults.point("ucx.sending")
-                if whole.nbytes:
-                    with address(whole) as (start, _):
-                        line.send(Stretch(start, whole.nbytes))
-                        line.drive(control=peer.stream, stall_s=peer.stream.stall_s)
-            finally:
-                if reply.done is not None:
-                    reply.done()
+            sender.begin(whole, reply.done or _nothing)
+            sender.drive(peer.stream, or_asked=True)
 
         announced = msgspec.structs.replace(message, nbytes=whole.nbytes)
         return Reply(message=announced, done=send)
 
     @staticmethod
+    def _rest(peer: Peer) -> None:
+        """Send what is under way: nobody does it while the next request is waited for."""
+        sender: _Sender | None = peer.notes.get(_SENDER)
+        if sender is not None:
+            sender.drive(peer.stream)
+
+    @staticmethod
     def closed(peer: Peer) -> None:
         """End the line of a connection that has ended. Idempotent."""
-        line: Line | None = peer.notes.pop(_LINE, None)
-        if line is not None:
-            line.close()
+        sender: _Sender | None = peer.notes.pop(_SENDER, None)
+        if sender is not None:
+            sender.close()
+
+
+class _Sending(NamedTuple):
+    """An answer whose bytes are under way."""
+
+    #: The number of its last piece on the line.
+    last: int
+    #: Kept, since UCX reads it.
+    bytes_: memoryview
+    done: Callable[[], None]
+
+
+class _Sender:
+    """A line, and what is leased for it."""
+
+    def __init__(self, line: Line) -> None:
+        self.line = line
+        self._sending: deque[_Sending] = deque()
+
+    def begin(self, whole: memoryview, done: Callable[[], None]) -> None:
+        """Begin to send; `done` is called when UCX needs the bytes no more."""
+        line = self.line
+        try:
+            faults.point("ucx.sending")
+            if whole.nbytes:
+                with address(whole) as (start, _):
+                    line.send(Stretch(start, whole.nbytes))
+        finally:
+            self._sending.append(_Sending(line.begun, whole, done))
+
+    def drive(self, control: FrameStream, *, or_asked: bool = False) -> None:
+        """Bring it to its end, or until the reader asks for more."""
+        try:
+            self.line.drive(control=control, stall_s=control.stall_s, or_asked=or_asked)
+        except BaseException:  # the line has ended
+            self._release(_ALL)
+            raise
+        self._release(self.line.ended)
+
+    def close(self) -> None:
+        """End the line, and let everything go."""
+        self.line.close()
+        self._release(_ALL)
+
+    def _release(self, ended: int) -> None:
+        while self._sending and self._sending[0].last <= ended:
+            self._sending.popleft().done()
+
+
+def _nothing() -> None:
+    """Be done with what was leased by nobody."""
 
 
 def _joined(payload: object) -> memoryview:
