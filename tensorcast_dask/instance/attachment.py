@@ -26,6 +26,7 @@ from tensorcast_dask.dataplane import faults
 from tensorcast_dask.exceptions import (
     InvalidArgument,
     PeerLost,
+    Poisoned,
     StaleOwner,
     TensorCastError,
     Unimplemented,
@@ -39,17 +40,23 @@ from tensorcast_dask.instance.line import Line, Waiter
 from tensorcast_dask.instance.state.calls import Calls
 from tensorcast_dask.tensors.ids import NodeId, RequestId, check_name
 from tensorcast_dask.tensors.messages import (
+    REPAIRS,
     Attach,
     Attached,
     Call,
+    CallAnswered,
     CallDropped,
     CallEnded,
+    CallerHere,
+    CallInstance,
     Changed,
     Done,
+    Fault,
     InstanceRecord,
     LendEnded,
     Load,
     PartAsked,
+    Refused,
     Replaced,
     Seen,
     SessionOut,
@@ -158,7 +165,7 @@ class Instance:
         self._term = 0
         #: Whether the catalog listens.
         self._up = False
-        self._line = Line(self._heard)
+        self._line = Line(self._heard, self._called)
         self.card, self.where = self._find()
         self._session = CatalogSession(
             self._line, f"instance-{self.attachment}", self.card.host
@@ -466,7 +473,7 @@ class Instance:
             if call is not None:
                 self._carry_out(call)
             else:
-                self._line.read()
+                self._line.read(callers=True)
 
     def _begun(self, error: TensorCastError | None) -> None:
         first, self._first = self._first, None
@@ -475,9 +482,31 @@ class Instance:
 
     def _next_call(self) -> Call | None:
         """Give the next call, once everything that was said so far is heard: one may be dropped."""
+        if not len(self._calls):
+            return None
         while self._line.read(0.0):
             pass
         return self._calls.next(now_s=time.monotonic())
+
+    def _called(self, request: CallInstance) -> CallAnswered | Refused:
+        """Carry out what a caller of this host asks for directly."""
+        call = Call(
+            number=0,
+            function=request.function,
+            args=request.args,
+            key=request.key,
+            deadline_s=request.deadline_s,
+        )
+        if self._poisoned and request.function not in REPAIRS:
+            message = (
+                f"instance {self.name!r} holds half of an update ({self._poisoned}); give it "
+                "all of its weights by transform_into, or start it anew"
+            )
+            return Refused(fault=Fault.of(Poisoned(message)))
+        ended = self._ended(call)
+        if ended.fault is not None:
+            return Refused(fault=ended.fault)
+        return CallAnswered(value=ended.value)
 
     def _heard(self, message: ToInstance) -> None:
         match message:
@@ -496,6 +525,8 @@ class Instance:
                 self._artifacts.part(message)
             case LendEnded():
                 self._artifacts.ended(message)
+            case CallerHere():
+                pass  # the line keeps it
 
     def _seen(self, message: Seen) -> None:
         self._up = message.up
@@ -506,13 +537,17 @@ class Instance:
 
     # ------------------------------------------------------------ calls
     def _carry_out(self, call: Call) -> None:
+        self._line.tell(self._ended(call))
+
+    def _ended(self, call: Call) -> CallEnded:
+        """Give the outcome of a call: what it was, or what it is now."""
         ended = self._calls.known(call)
         if ended is None:
             faults.point("instance.call", detail=call.function)
             ended = self._outcome(call)
             self._calls.ended(call, ended)
             faults.point("instance.called", detail=call.function)
-        self._line.tell(ended)
+        return ended
 
     def _outcome(self, call: Call) -> CallEnded:
         self._artifacts.until_s = time.monotonic() + call.deadline_s

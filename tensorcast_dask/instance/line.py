@@ -22,6 +22,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from tensorcast_dask.dataplane.auth import check_uid
+from tensorcast_dask.dataplane.direct import Direct
 from tensorcast_dask.dataplane.framing import Frame, FrameStream
 from tensorcast_dask.dataplane.hosts import PidWatch
 from tensorcast_dask.dataplane.sockets import not_in_children
@@ -33,6 +34,9 @@ from tensorcast_dask.exceptions import (
     WrongPeer,
 )
 from tensorcast_dask.tensors.messages import (
+    CallAnswered,
+    CallerHere,
+    CallInstance,
     Hello,
     Refused,
     Role,
@@ -88,11 +92,23 @@ class Line:
     Parameters
     ----------
     heard : callable
-        Told in the line's thread of what the store says and of the payload that came with it.
+        Told in the line's thread of what the store says.
+    called : callable
+        Carries out, in that thread, what a caller of this host asks for directly.
     """
 
-    def __init__(self, heard: Callable[[ToInstance], None]) -> None:
+    def __init__(
+        self,
+        heard: Callable[[ToInstance], None],
+        called: Callable[[CallInstance], CallAnswered | Refused],
+    ) -> None:
         self._heard = heard
+        self._called = called
+        #: Who calls without the store between, by descriptor. Of the line's thread.
+        self._callers: dict[int, Direct] = {}
+        #: Polled always; and with callers, where no call is under way.
+        self._own = select.poll()
+        self._all = select.poll()
         self._pid = os.getpid()
         self._sending = threading.Lock()
         #: Who waits for answers, the oldest first. Guarded by `_sending`.
@@ -132,12 +148,19 @@ class Line:
             stream.close()
             raise
         self._stream, self._watch = stream, watch
+        for fd in (stream.fileno(), watch.fileno(), self._woken.fileno()):
+            if fd >= 0:
+                self._own.register(fd, select.POLLIN)
+                self._all.register(fd, select.POLLIN)
         return welcome
 
     def close(self) -> None:
         """End the connection; who waits is told. Idempotent."""
         stream, self._stream = self._stream, None
         watch, self._watch = self._watch, None
+        self._own, self._all = select.poll(), select.poll()
+        for fd in self._callers:  # they go on without the store
+            self._all.register(fd, select.POLLIN)
         if stream is not None:
             stream.close()
         if watch is not None:
@@ -151,6 +174,9 @@ class Line:
     def end(self) -> None:
         """Close for good. In the line's thread."""
         self.close()
+        for caller in self._callers.values():
+            caller.close()
+        self._callers.clear()
         self._wake.close()
         self._woken.close()
 
@@ -248,8 +274,10 @@ class Line:
             raise DeadlineExceeded(message)
 
     # ------------------------------------------------------------ hearing
-    def read(self, until_s: float | None = None) -> bool:
+    def read(self, until_s: float | None = None, *, callers: bool = False) -> bool:
         """Read one thing; False when nothing came by then. In the line's thread.
+
+        With `callers` it may be a call that came directly, which is carried out.
 
         Raises
         ------
@@ -259,7 +287,10 @@ class Line:
         stream, watch = self._stream, self._watch
         if stream is None or watch is None:
             raise _lost()
-        ready = self._ready(stream, watch, until_s)
+        wait_ms = None
+        if until_s is not None:
+            wait_ms = max(0.0, until_s - time.monotonic()) * 1000
+        ready = dict((self._all if callers else self._own).poll(wait_ms))
         if stream.fileno() in ready:
             self._take(stream)
             return True
@@ -269,25 +300,33 @@ class Line:
             return True
         if watch.fileno() in ready:
             raise _lost()
-        return False
+        for fd, event in ready.items():
+            self._serve(fd, event)
+        return bool(ready)
 
-    def _ready(
-        self, stream: FrameStream, watch: PidWatch, until_s: float | None
-    ) -> set[int]:
-        poll = select.poll()
-        for fd in (stream.fileno(), watch.fileno(), self._woken.fileno()):
-            if fd >= 0:
-                poll.register(fd, select.POLLIN)
-        wait_ms = None
-        if until_s is not None:
-            wait_ms = max(0.0, until_s - time.monotonic()) * 1000
-        return {fd for fd, _ in poll.poll(wait_ms)}
+    def _serve(self, fd: int, event: int) -> None:
+        """Answer one caller; one that has hung up (it gave up, or died) is not served."""
+        caller = self._callers[fd]
+        try:
+            if event & select.POLLHUP:
+                raise _lost()
+            until_s = time.monotonic() + _CONNECT_S
+            caller.send(self._called(caller.receive(CallInstance, until_s=until_s)))
+        except (PeerLost, WrongPeer, DeadlineExceeded):
+            self._all.unregister(fd)
+            del self._callers[fd]
+            caller.close()
 
     def _take(self, stream: FrameStream) -> None:
         frame: Frame[Any] = stream.receive(
             _Heard,  # type: ignore[arg-type]  # a union, decoded as one
             max_payload_bytes=_MOST_PAYLOAD_BYTES,
         )
+        if isinstance(frame.message, CallerHere):
+            caller = Direct(socket.socket(fileno=frame.take_fd()))
+            self._callers[caller.fileno()] = caller
+            self._all.register(caller.fileno(), select.POLLIN)
+            return
         if isinstance(frame.message, ToInstance):
             frame.close()
             self._heard(frame.message)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import itertools
 import logging
 import queue
+import socket
 import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
@@ -47,8 +48,11 @@ from tensorcast_dask.tensors.messages import (
     Attached,
     BeginLending,
     CallEnded,
+    CallerHere,
     CallInstance,
     Changed,
+    Dial,
+    Dialled,
     DoDetach,
     Done,
     Fault,
@@ -132,12 +136,17 @@ class InstanceDesk:
 
     # -------------------------------------------------------------- requests
     def handle(
-        self, request: CallInstance | FromInstance, payload: Payload, peer: Peer
+        self,
+        request: CallInstance | Dial | FromInstance,
+        payload: Payload,
+        peer: Peer,
     ) -> Reply:
         """Carry one request out."""
         match request:
             case CallInstance():
                 return Reply(message=self.call(request))
+            case Dial():
+                return self._dial(request, peer)
             case Attach():
                 return Reply(message=self._attach(request, peer))
             case _:
@@ -289,6 +298,30 @@ class InstanceDesk:
         if isinstance(outcome, Fault):
             raise outcome.error()
         return outcome
+
+    def _dial(self, request: Dial, peer: Peer) -> Reply:
+        """Connect a caller of this host with an instance, and be out of their way."""
+        if not peer.unix:
+            message = "only over the unix socket can a socket be handed over"
+            raise InvalidArgument(message)
+        with self._core.lock:
+            attachment = self.attachments.find(request)
+            here = self._here.get(attachment)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        with ours:
+            try:
+                if here is None:
+                    message = "the instance is just going; ask for it again"
+                    raise PeerLost(message)
+                with here.peer.sending:
+                    here.peer.stream.send(
+                        CallerHere(), fds=(ours.fileno(),), until_s=now_s() + _TAKES_S
+                    )
+            except TensorCastError:
+                theirs.close()
+                raise
+        dialled = Dialled(attachment=attachment)
+        return Reply(message=dialled, fds=(theirs.detach(),))
 
     # -------------------------------------------------------------- instructions
     def _do(self, told: list[Instruction]) -> None:

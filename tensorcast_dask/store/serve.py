@@ -29,6 +29,7 @@ from tensorcast_dask.tensors.messages import (
     Changed,
     ChunkMapAsked,
     Commit,
+    Dial,
     End,
     Fill,
     Hello,
@@ -68,6 +69,7 @@ __all__ = ["Requests"]
 
 _OF_INSTANCES: Final = (
     CallInstance,
+    Dial,
     Attach,
     Changed,
     Load,

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from tensorcast_dask.api.artifact import Artifact
-from tensorcast_dask.exceptions import NotFound
+from tensorcast_dask.api.current import NOT_FORKED
+from tensorcast_dask.exceptions import (
+    NotFound,
+    PeerLost,
+    Unknown,
+    UnsupportedPlatform,
+)
 from tensorcast_dask.tensors import values
 from tensorcast_dask.tensors.messages import (
     ArtifactInfo,
@@ -15,15 +22,18 @@ from tensorcast_dask.tensors.messages import (
     CallInstance,
     Instances,
     InstancesAsked,
+    Refused,
 )
 
 if TYPE_CHECKING:
     from tensorcast_dask.api.connection.core import Core
     from tensorcast_dask.api.connection.deadlines import Deadline
+    from tensorcast_dask.dataplane.direct import Direct
     from tensorcast_dask.tensors.messages import InstanceState, NodeCard
 
 __all__ = ["call", "find", "listed", "packed", "result_of"]
 
+_ANSWERS = CallAnswered | Refused
 #: What a call that only looks may take.
 _POLL_S: Final = 0.05
 
@@ -75,10 +85,48 @@ def call(
     limit: Deadline,
 ) -> bytes:
     """Call an instance by way of its node. Blocks."""
+    if core.forked:
+        raise UnsupportedPlatform(NOT_FORKED)
     left_s = max(limit.left_s(), _POLL_S) if limit.poll else limit.left_s()
     request = msgspec.structs.replace(request, deadline_s=left_s)
+    if card.host == core.host and request.attachment and left_s > 0:
+        direct = core.stores.direct(card, request, limit)
+        if direct is not None and _sent(direct, request):
+            return _answer(core, direct, request, left_s)
     frame = core.stores.ask(card, request, CallAnswered, limit)
     return frame.message.value
+
+
+def _sent(direct: Direct, request: CallInstance) -> bool:
+    """Send a call with nobody between; False when it did not get there."""
+    try:
+        direct.send(request)
+    except PeerLost:  # it lay idle, and the instance is gone: its node knows
+        direct.close()
+        return False
+    return True
+
+
+def _answer(core: Core, direct: Direct, request: CallInstance, left_s: float) -> bytes:
+    try:
+        answer: CallAnswered | Refused = direct.receive(
+            _ANSWERS,  # type: ignore[arg-type]  # a union, decoded as one
+            until_s=time.monotonic() + left_s,
+        )
+    except PeerLost as error:
+        direct.close()
+        message = (
+            f"instance {request.instance!r} is gone with the call under way; nobody knows how "
+            "far it came: look at its effects before you call again"
+        )
+        raise Unknown(message, {"instance": request.instance}) from error
+    except BaseException:
+        direct.close()
+        raise
+    core.stores.give_direct(request.attachment, direct)
+    if isinstance(answer, Refused):
+        raise answer.fault.error()
+    return answer.value
 
 
 def result_of(raw: bytes, session: Any) -> Any:

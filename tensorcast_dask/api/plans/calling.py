@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
     from tensorcast_dask.api.connection.core import Core
     from tensorcast_dask.api.connection.deadlines import Deadline
+    from tensorcast_dask.tensors.messages import NodeCard
     from tensorcast_dask.tensors.plans import Step
 
 __all__ = ["CARRIED_OUT", "Caller", "arguments"]
@@ -60,13 +61,23 @@ class Caller:
         Of which life; "" where none was found when the plan was handed over.
     key : str
         Begins the names of its calls.
+    card : NodeCard, optional
+        This worker's own node, where the instance is attached to it.
     again : bool
         Somebody may have made it before.
     """
 
     def __init__(
-        self, core: Core, step: Step, attachment: str, key: str, *, again: bool
+        self,
+        core: Core,
+        step: Step,
+        attachment: str,
+        key: str,
+        *,
+        card: NodeCard | None,
+        again: bool,
     ) -> None:
+        self._own = card
         self._core = core
         self._step = step
         self._attachment = attachment
@@ -84,7 +95,7 @@ class Caller:
         """
         step = self._step
         try:
-            card = self._core.bridge(self._card, limit)
+            card = self._own or self._core.bridge(self._card, limit)
         except AbsentError as error:
             raise self._gone(error) from error
         request = CallInstance(

@@ -160,9 +160,10 @@ def compile_plan(
 
 
 def _payload(step: Step, payloads: Mapping[str, bytes], places: Places) -> bytes:
-    """Give what goes with a step: a function packed, or the life of its instance."""
+    """Give what goes with a step: a function packed, or the life of its instance and its node."""
     if step.instance:
-        return places[place_of(step)].attachment.encode()
+        place = places[place_of(step)]
+        return f"{place.attachment} {place.node}".encode()
     return payloads.get(step.name, b"")
 
 

@@ -154,7 +154,7 @@ def run_step(
             run=ticket.run,
             step=step.name,
             node=own,
-            attachment=payload.decode() if step.instance else "",
+            attachment=payload.decode().partition(" ")[0] if step.instance else "",
         )
         state = core.bridge(core.ask, begin, StepState, deadline(_ANSWER_S))
         if state.outcome is not None:
@@ -162,7 +162,7 @@ def run_step(
             return recorded
         limit = Deadline(begun_s + state.left_s, poll=state.poll)
         faults.point("plan.step_begun", step.name)
-        caller = _caller(core, ticket, step, begin.attachment, state)
+        caller = _caller(core, ticket, step, payload, state)
         for attempts in itertools.count(1):
             outcome, again = _attempt(
                 core, ticket, step, caller or payload, given, limit, attempts
@@ -241,13 +241,16 @@ def _attempt(
 
 
 def _caller(
-    core: Any, ticket: Ticket, step: Step, attachment: str, state: StepState
+    core: Any, ticket: Ticket, step: Step, payload: bytes, state: StepState
 ) -> Caller | None:
     """Give who calls the instance of a step; None where it has none."""
     if not step.instance:
         return None
     key = f"{ticket.key}/{step.name}/{state.since:x}"
-    return Caller(core, step, attachment, key, again=state.again)
+    attachment, _, node = payload.decode().partition(" ")
+    own = node_of(get_worker()).card
+    card = own if own.node == node else None
+    return Caller(core, step, attachment, key, card=card, again=state.again)
 
 
 def _is_nothing(step: Step, before: tuple[StepOutcome, ...]) -> bool:

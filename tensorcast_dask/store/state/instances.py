@@ -14,7 +14,7 @@ Rules:
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 
@@ -29,11 +29,13 @@ from tensorcast_dask.exceptions import (
 )
 from tensorcast_dask.tensors.ids import check_name
 from tensorcast_dask.tensors.messages import (
+    REPAIRS,
     Call,
     CallAnswered,
     CallDropped,
     CallEnded,
     CallInstance,
+    Dial,
     Fault,
     FromNode,
     InstanceGone,
@@ -54,9 +56,6 @@ __all__ = [
     "Say",
     "Tell",
 ]
-
-#: What an instance that is poisoned still does (rule 4).
-_REPAIRS: Final = frozenset({"transform_into", "manifest", "evict_local"})
 
 
 class _Value(msgspec.Struct, frozen=True, kw_only=True):
@@ -268,7 +267,17 @@ class Attachments:
         )
         return [Say(attachment=attachment, message=call)]
 
-    def _life(self, ask: CallInstance) -> tuple[str, _Life]:
+    def find(self, ask: CallInstance | Dial) -> str:
+        """Give the life that is meant.
+
+        Raises
+        ------
+        NotFound, OwnerGone
+            When it is not here.
+        """
+        return self._life(ask)[0]
+
+    def _life(self, ask: CallInstance | Dial) -> tuple[str, _Life]:
         attachment = self._by_name.get(ask.instance, "")
         data = {"instance": ask.instance}
         if ask.attachment and ask.attachment != attachment:
@@ -290,7 +299,7 @@ class Attachments:
         if ask.deadline_s <= 0:
             message = f"the time for {ask.function!r} was over before it was asked for"
             raise DeadlineExceeded(message)
-        if record.poisoned and ask.function not in _REPAIRS:
+        if record.poisoned and ask.function not in REPAIRS:
             message = (
                 f"instance {record.name!r} holds half of an update ({record.poisoned}); give "
                 "it all of its weights by transform_into, or start it anew"

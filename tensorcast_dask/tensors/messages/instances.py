@@ -7,6 +7,8 @@ what is listed in `ToInstance`; that is never answered in line.
 
 from __future__ import annotations
 
+from typing import Final
+
 from tensorcast_dask.tensors.ids import (
     ArtifactId,
     ClusterId,
@@ -19,6 +21,7 @@ from tensorcast_dask.tensors.messages.shared import Fault, Message, NodeCard, Wi
 from tensorcast_dask.tensors.messages.signals import RequestLoad
 
 __all__ = [
+    "REPAIRS",
     "Attach",
     "Attached",
     "BeginLending",
@@ -27,7 +30,10 @@ __all__ = [
     "CallDropped",
     "CallEnded",
     "CallInstance",
+    "CallerHere",
     "Changed",
+    "Dial",
+    "Dialled",
     "DoDetach",
     "InstanceRecord",
     "InstanceSeen",
@@ -47,6 +53,10 @@ __all__ = [
     "SessionOut",
     "Unlend",
 ]
+
+
+#: What an instance that holds half of an update still does.
+REPAIRS: Final = frozenset({"transform_into", "manifest", "evict_local"})
 
 
 class InstanceRecord(Wire, frozen=True, kw_only=True):
@@ -207,6 +217,10 @@ class SessionOut(Message, frozen=True, kw_only=True):
     raw: bytes
 
 
+class CallerHere(Message, frozen=True, kw_only=True):
+    """Somebody of this host will call over the socket that comes with it (`dataplane.direct`)."""
+
+
 class Replaced(Message, frozen=True, kw_only=True):
     """Another process has the name now, or the node ends: the connection ends."""
 
@@ -244,6 +258,24 @@ class CallInstance(Message, frozen=True, kw_only=True):
     deadline_s: float
     attachment: str = ""
     key: str = ""
+
+
+class Dial(Message, frozen=True, kw_only=True):
+    """Be connected with an instance of this host. Answer: `Dialled`, with a socket.
+
+    Over it go `CallInstance` and its answers, one after the other. Errors are those of
+    `CallInstance`; InvalidArgument over TCP.
+    """
+
+    rid: RequestId
+    instance: str
+    attachment: str
+
+
+class Dialled(Message, frozen=True, kw_only=True):
+    """The socket that comes with it leads to the instance."""
+
+    attachment: str
 
 
 class CallAnswered(Message, frozen=True, kw_only=True):

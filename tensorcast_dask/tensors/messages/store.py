@@ -28,8 +28,11 @@ from tensorcast_dask.tensors.messages.instances import (
     CallAnswered,
     CallDropped,
     CallEnded,
+    CallerHere,
     CallInstance,
     Changed,
+    Dial,
+    Dialled,
     Lend,
     LendEnded,
     Load,
@@ -495,6 +498,7 @@ StoreRequest: TypeAlias = (
     | LetGo
     | End
     | CallInstance
+    | Dial
     | FromInstance
 )
 StoreReply: TypeAlias = (
@@ -511,10 +515,18 @@ StoreReply: TypeAlias = (
     | Adopted
     | Attached
     | CallAnswered
+    | Dialled
     | Done
     | Refused
 )
 #: What is said to an instance at any time; answers to its own requests come between.
 ToInstance: TypeAlias = (
-    Call | CallDropped | Seen | SessionOut | Replaced | PartAsked | LendEnded
+    Call
+    | CallDropped
+    | CallerHere
+    | Seen
+    | SessionOut
+    | Replaced
+    | PartAsked
+    | LendEnded
 )
