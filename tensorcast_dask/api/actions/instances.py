@@ -90,9 +90,10 @@ def call(
     left_s = max(limit.left_s(), _POLL_S) if limit.poll else limit.left_s()
     request = msgspec.structs.replace(request, deadline_s=left_s)
     if card.host == core.host and request.attachment and left_s > 0:
-        direct = core.stores.direct(card, request, limit)
+        direct = core.stores.directs.take(card, request, limit)
         if direct is not None and _sent(direct, request):
             return _answer(core, direct, request, left_s)
+        core.stores.directs.forget(request.attachment)
     frame = core.stores.ask(card, request, CallAnswered, limit)
     return frame.message.value
 
@@ -123,7 +124,7 @@ def _answer(core: Core, direct: Direct, request: CallInstance, left_s: float) ->
     except BaseException:
         direct.close()
         raise
-    core.stores.give_direct(request.attachment, direct)
+    core.stores.directs.give(request.attachment, direct)
     if isinstance(answer, Refused):
         raise answer.fault.error()
     return answer.value

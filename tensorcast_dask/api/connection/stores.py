@@ -12,19 +12,16 @@ Rules:
 from __future__ import annotations
 
 import contextlib
-import socket
 import threading
 import time
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from tensorcast_dask.api.connection.directs import Directs
 from tensorcast_dask.dataplane import maps
 from tensorcast_dask.dataplane.channel import ChannelPool, Credentials
-from tensorcast_dask.dataplane.direct import Direct
 from tensorcast_dask.exceptions import TensorCastError, UnsupportedPlatform
 from tensorcast_dask.tensors.messages import (
-    Dial,
-    Dialled,
     NodeCard,
     Role,
     SessionOpen,
@@ -38,7 +35,6 @@ if TYPE_CHECKING:
     from tensorcast_dask.dataplane.framing import Frame
     from tensorcast_dask.tensors.ids import HostId, NodeId
     from tensorcast_dask.tensors.messages import (
-        CallInstance,
         StoreRequest,
         TlsFiles,
     )
@@ -79,8 +75,8 @@ class Stores:
         self._lock = threading.Lock()
         self._greeting = greeting
         self._cards: dict[NodeId, NodeCard] = {}
-        #: Sockets to instances that nobody uses now, by life.
-        self._directs: dict[str, list[Direct]] = {}
+        #: Sockets to instances of this host.
+        self.directs = Directs(self)
         self._pool = ChannelPool(self._credentials())
         self.indices: OrderedDict[int, Index] = OrderedDict()
         self._hints: OrderedDict[int, NodeId] = OrderedDict()
@@ -176,35 +172,6 @@ class Stores:
             stall_s=stall_s,
         )
 
-    def direct(
-        self, card: NodeCard, request: CallInstance, limit: Deadline
-    ) -> Direct | None:
-        """Take a socket to an instance of this host; None where it cannot be had.
-
-        Raises
-        ------
-        NotFound, OwnerGone
-            When this life of the instance is over.
-        """
-        with self._lock:
-            idle = self._directs.get(request.attachment)
-            if idle:
-                return idle.pop()
-        dial = Dial(
-            rid=request.rid,
-            instance=request.instance,
-            attachment=request.attachment,
-        )
-        frame = self.ask(card, dial, Dialled, limit)
-        if not frame.fds:
-            return None
-        return Direct(socket.socket(fileno=frame.take_fd()))
-
-    def give_direct(self, attachment: str, direct: Direct) -> None:
-        """Give it back."""
-        with self._lock:
-            self._directs.setdefault(attachment, []).append(direct)
-
     @property
     def pool(self) -> ChannelPool:
         """The channels themselves, for transfers of many chunks."""
@@ -245,9 +212,5 @@ class Stores:
 
     def close(self) -> None:
         """Close every channel."""
-        with self._lock:
-            directs = [one for idle in self._directs.values() for one in idle]
-            self._directs.clear()
-        for direct in directs:
-            direct.close()
+        self.directs.close()
         self._pool.close()

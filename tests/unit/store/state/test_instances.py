@@ -25,6 +25,7 @@ from tensorcast_dask.tensors.messages import (
     CallDropped,
     CallEnded,
     CallInstance,
+    Dial,
     Fault,
     InstanceGone,
     InstanceLoad,
@@ -233,3 +234,12 @@ def test_the_signals_of_a_life_end_with_it() -> None:
     assert here.gone("a1", "its process ended")[-1] == Tell(
         message=InstanceGone(instance="e", epoch=8)
     )
+
+
+def test_a_caller_is_led_to_the_life_that_it_means_and_to_no_other() -> None:
+    here = attached()
+    dial = Dial(rid=RequestId("r"), instance="e", attachment="a1")
+    assert here.find(dial) == "a1"
+    here.attach(record("a2"))
+    with pytest.raises(OwnerGone):
+        here.find(dial)
