@@ -44,6 +44,7 @@ from tensorcast_dask.tensors.messages import (
     Mutating,
     Owner,
     Part,
+    Release,
     Reserve,
     Reserved,
     Resolve,
@@ -69,6 +70,7 @@ if TYPE_CHECKING:
 __all__ = ["Artifact", "Artifacts", "Registered"]
 
 _CREATE_TTL_S: Final = 600.0
+_RELEASE_S: Final = 10.0
 _SMALL_BYTES: Final = 1 << 20
 _MOST_BYTES: Final = 1 << 62
 _PAUSE_S: Final = 0.02
@@ -278,15 +280,27 @@ class Artifacts:
             self._line.ask(word, Done, within_s=30.0)
 
     def release(self, registered: Registered) -> None:
-        """Lend it no more."""
-        with self._lock:
-            if self._lent.pop(registered.lend.generation, None) is None:
-                return
-        unlend = Unlend(
-            rid=self._session.next_rid(), generation=registered.lend.generation
+        """Lend it no more: the catalog ends it, and its name is free."""
+        generation = registered.lend.generation
+        if not self._forget(generation):
+            return
+        release = Release(
+            rid=self._session.next_rid(), generation=generation, deadline_s=_RELEASE_S
         )
-        with contextlib.suppress(PeerLost):
-            self._line.ask(unlend, Done, within_s=30.0)
+        try:
+            self._session.ask(release, type(None), within_s=_RELEASE_S, change=True)
+        except TensorCastError:
+            self._unlend(generation)
+
+    def _forget(self, generation: Generation) -> bool:
+        with self._lock:
+            return self._lent.pop(generation, None) is not None
+
+    def _unlend(self, generation: Generation) -> None:
+        """Have the store serve it no more: for the catalog it is lost."""
+        unlend = Unlend(rid=self._session.next_rid(), generation=generation)
+        with contextlib.suppress(TensorCastError):
+            self._line.ask(unlend, Done, within_s=_RELEASE_S)
 
     @contextlib.contextmanager
     def fence(self) -> Iterator[None]:
@@ -298,9 +312,9 @@ class Artifacts:
 
     def end(self) -> None:
         """Release everything."""
-        for registered in list(self._lent.values()):
-            with contextlib.suppress(TensorCastError):
-                self.release(registered)
+        for generation in list(self._lent):
+            if self._forget(generation):
+                self._unlend(generation)
 
     # ------------------------------------------------------------ the line's thread
     def attached(self) -> None:
