@@ -67,7 +67,7 @@ from tensorcast_dask.tensors.messages.signals import MAX_REQUESTS
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from tensorcast_dask.instance.artifacts import Artifact, Registered
+    from tensorcast_dask.instance.handles import Artifact, Registered
     from tensorcast_dask.tensors.messages import NodeCard
     from tensorcast_dask.tensors.messages.signals import RequestLoad
 

@@ -13,7 +13,7 @@ from tensorcast_dask.exceptions import (
     TensorCastError,
     Unknown,
 )
-from tensorcast_dask.instance.artifacts import Artifact
+from tensorcast_dask.instance.handles import Artifact
 from tensorcast_dask.tensors import values
 from tensorcast_dask.tensors.messages import ArtifactInfo, Call, CallEnded, Fault
 

@@ -28,7 +28,8 @@ from tensorcast_dask.exceptions import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tensorcast_dask.instance.artifacts import Artifact, Artifacts, Registered
+    from tensorcast_dask.instance.artifacts import Artifacts
+    from tensorcast_dask.instance.handles import Artifact, Registered
     from tensorcast_dask.tensors.specs import Index
 
 __all__ = ["CONTRACT", "Contract", "Engine"]
