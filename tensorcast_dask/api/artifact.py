@@ -117,16 +117,25 @@ class Artifact:
         *,
         framework: str | None = None,
         names: Iterable[str] | None = None,
+        device: str | None = None,
+        share: bool = False,
         deadline: float | None = None,
     ) -> Any:
         """Give the tensors, as private copy-on-write maps where a node of this host holds them.
 
         Parameters
         ----------
-        framework : {"numpy", "torch", "raw"}, optional
-            What to make; default torch where it can be imported, else numpy.
+        framework : {"numpy", "torch", "cupy", "raw"}, optional
+            What to make; default torch where it can be imported, else numpy, on a device cupy. On
+            an emulated device only "raw", which is the default there.
         names : iterable of str, optional
             Only these.
+        device : str, optional
+            A device of this process (`cuda:0`, `emulated:0`, a UUID), or `device` for that of a
+            node of this host: the result lies there. Else it lies in host memory.
+        share : bool
+            On a device: hand out the node's own memory, which must not be written to, instead
+            of a private copy on the device. The artifact is brought there if it is not.
         deadline : float, optional
             Seconds; None the session's default, 0 only if no bytes must move first.
 
@@ -137,22 +146,36 @@ class Artifact:
         Raises
         ------
         Gone, DataLost, OwnerGone, NotFound, UnsupportedDtype, DeadlineExceeded
+        UnsupportedPlatform, DeviceError, CapacityError
+            When there is no such device here, it has failed, or it has no room.
         """
         return self.session.read(
-            self, framework=framework, names=names, deadline=deadline
+            self,
+            framework=framework,
+            names=names,
+            device=device,
+            share=share,
+            deadline=deadline,
         )
 
     def tensor(
-        self, *, framework: str | None = None, deadline: float | None = None
+        self,
+        *,
+        framework: str | None = None,
+        device: str | None = None,
+        share: bool = False,
+        deadline: float | None = None,
     ) -> Any:
-        """Give the tensor of an artifact that has one.
+        """Give the tensor of an artifact that has one; arguments as of `tensor_dict`.
 
         Raises
         ------
         Mismatch
             When it has another number of tensors.
         """
-        return self.session.read_one(self, framework=framework, deadline=deadline)
+        return self.session.read_one(
+            self, framework=framework, device=device, share=share, deadline=deadline
+        )
 
     def tensor_dict_into(
         self, targets: Mapping[str, Any], *, deadline: float | None = None

@@ -13,7 +13,7 @@ import os
 from typing import TYPE_CHECKING, Final
 
 from tensorcast_dask.dataplane.segments import MemoryFile
-from tensorcast_dask.exceptions import Mismatch, NotFound
+from tensorcast_dask.exceptions import DeviceError, Gone, Mismatch, NotFound
 from tensorcast_dask.store.core import now_s
 from tensorcast_dask.store.media import wanted_of
 from tensorcast_dask.store.state.replicas import Life
@@ -155,19 +155,22 @@ class Slabs:
         core, replica = self._core, held.replica
         source = core.hold(replica.generation, held.copy)
         targets = () if target is None else (target,)
-        order = self._devices.order(
-            Act.SAVE,
-            held.copy.segment,
-            nbytes=replica.nbytes,
-            sums=replica.sums,
-            fd=file.write_description(),
-            after=lambda: _release(core, source, *targets),
-        )
         try:
+            order = self._devices.order(
+                Act.SAVE,
+                held.copy.segment,
+                nbytes=replica.nbytes,
+                sums=replica.sums,
+                fd=file.write_description(),
+                after=lambda: _release(core, source, *targets),
+            )
             sums = self._devices.wait(order, until_s).sums
         except Mismatch as error:
             self._devices.damaged(replica, error)
             raise
+        except DeviceError as error:  # to a reader the copy is gone; others may have it
+            message = f"generation {replica.generation} is not to be had from the device: {error}"
+            raise Gone(message, {"generation": replica.generation}) from error
         with core.lock:
             replica.sums = replica.sums or sums
 
@@ -175,6 +178,10 @@ class Slabs:
         """Read a copy on the device for its sums."""
         with self._core.reading(generation, Tier.DEVICE) as held:
             return self._devices.check(held, now_s() + _WITHIN_S)
+
+    def keeps(self, segment: int) -> bool:
+        """Keep a slab of the device process that is attached; others ended with theirs."""
+        return self._devices.has(segment)
 
     def close(self, segment: int) -> None:
         """Free a slab; its tag goes first."""
@@ -232,6 +239,10 @@ class Pins:
     def sums(self, generation: Generation) -> bytes:
         """Give what is known; host memory is summed where it is."""
         return self._core.table.find(generation).sums
+
+    def keeps(self, segment: int) -> bool:  # noqa: ARG002 - a medium's
+        """Keep nothing pinned that no replica has."""
+        return False
 
     def close(self, segment: int) -> None:
         """Have the memory unregistered; until then the kernel says that it is in use."""

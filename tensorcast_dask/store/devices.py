@@ -25,7 +25,6 @@ from tensorcast_dask.dataplane.server import Peer, Reply
 from tensorcast_dask.exceptions import (
     AlreadyExists,
     DeadlineExceeded,
-    Incomplete,
     Mismatch,
     NotFound,
     TensorCastError,
@@ -56,7 +55,6 @@ __all__ = ["Devices"]
 
 logger = logging.getLogger(__name__)
 
-#: How long a device process waits for an order before it asks again.
 _IDLE_S: Final = 1.0
 _WAIT: Final = DeviceOrder(number=0, act=Act.WAIT)
 _TIERS: Final = (Tier.DEVICE, Tier.PINNED)
@@ -86,6 +84,8 @@ class Devices:
         self._fds: dict[int, int] = {}
         #: What keeps the bytes of its tiers, under its orders.
         self.media: dict[Tier, Medium] = {}
+        #: How long a device process waits for an order before it asks again.
+        self.idle_s = _IDLE_S
         #: Told when a device comes or goes.
         self.changed: Callable[[], None] = _nothing
 
@@ -137,7 +137,7 @@ class Devices:
                 self._end(self._orders.ended(request.ended))
             order = self._orders.next()
             if order is None:
-                self._changed.wait(_IDLE_S)
+                self._changed.wait(self.idle_s)
                 order = self._orders.next() if self._peer is peer else None
             if order is None:
                 return Reply(message=_WAIT)
@@ -271,31 +271,31 @@ class Devices:
             if known is not None and self._orders.attached:
                 self.order(Act.FREE, segment)
 
+    def has(self, segment: int) -> bool:
+        """Say whether the device process that is attached has a slab."""
+        return segment in self._handles
+
     def slab(self, segment: int) -> bytes:
         """Give the handle of a slab; b"" where it cannot be opened elsewhere."""
         return self._handles.get(segment, b"")
 
     # -------------------------------------------------------------- readers
-    def open(self, request: Open, peer: Peer) -> Reply | None:
-        """Hand a copy on the reader's device out; None where there is none.
+    def open(self, request: Open, peer: Peer) -> Reply:
+        """Hand a copy on the reader's device out.
 
         Raises
         ------
         NotFound, Gone, Mismatch, DeadlineExceeded, DeviceError
-            When there is nothing to read, or what was shared was changed.
+            When there is none, or what was shared was changed.
         """
         core = self._core
-        row = core.table.tiers.get(Tier.DEVICE)
-        if not peer.unix or row is None or row.row.device != request.device:
-            return None
-        try:
-            held = core.acquire(request.generation, Tier.DEVICE)
-        except (NotFound, Incomplete):
-            return None
+        stock = core.table.tiers.get(Tier.DEVICE)
+        here = "" if stock is None else stock.row.device
+        if not peer.unix or here != request.device or not self.shares:
+            message = f"device {request.device} is not shared at this node; read from host memory"
+            raise NotFound(message, {"device": request.device})
+        held = core.acquire(request.generation, Tier.DEVICE)
         handle = self.slab(held.copy.segment)
-        if not handle:
-            core.release(held)
-            return None
         try:
             until_s = now_s() + request.deadline_s
             self._know(held, until_s, share=request.share)

@@ -289,6 +289,10 @@ class Disk:
         return b""
 
     # -------------------------------------------------------------- end
+    def keeps(self, segment: int) -> bool:  # noqa: ARG002 - a medium's
+        """Keep no file that no replica has."""
+        return False
+
     def close(self, segment: int) -> None:
         """Remove the file behind a segment number."""
         with self._lock:

@@ -45,6 +45,10 @@ class Medium(Protocol):
         """Read a copy that is here for its sums; b"" where they come with a restore."""
         ...
 
+    def keeps(self, segment: int) -> bool:
+        """Say whether what a freed segment had is still there, to be used again."""
+        ...
+
     def close(self, segment: int) -> None:
         """Give back what a copy had; unknown segments are fine."""
         ...

@@ -139,9 +139,7 @@ class Reads:
 
     def _open(self, request: Open, peer: Peer) -> Reply:
         if request.device:
-            reply = self._devices.open(request, peer)
-            if reply is not None:
-                return reply
+            return self._devices.open(request, peer)
         held = self._acquire(request.generation, request.deadline_s, peer)
         replica = held.replica
         with self._core.lock:

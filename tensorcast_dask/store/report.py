@@ -40,6 +40,7 @@ def debug_state(
         for tier, stock in table.tiers.items():
             # `omit_defaults` leaves zeros out on the wire; here they are wanted.
             uses[str(tier)] = {
+                "capacity_bytes": 0,
                 "used_bytes": 0,
                 "reserved_bytes": 0,
                 "pinned_bytes": 0,
@@ -75,6 +76,7 @@ def debug_state(
                 "calls": desk.calls,
             },
             "instances": len(desk.attachments),
+            "device_pid": ends.device_pid(),
             "connections": connections(),
             "segments": len(core.shelf),
             "generations": {

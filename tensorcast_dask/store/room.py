@@ -83,6 +83,8 @@ class Room:
         #: Asks the catalog for leave to drop, at most until an instant; True once it has
         #: answered and what it granted is dropped.
         self.ask_leave: Callable[[list[Generation], float], bool] = _nobody_asked
+        #: Lets others go on for some seconds.
+        self.pause: Callable[[float], None] = time.sleep
         #: What keeps the bytes of the tiers that are not host memory.
         self.media: dict[Tier, Medium] = {}
         #: Drops the copy of a generation in a tier while another tier backs it; whether.
@@ -233,6 +235,9 @@ class Room:
             self._close(tier, segment)
         elif not self._shelf.alone(segment):
             return False
+        elif tier in self.media and not self.media[tier].keeps(segment):
+            pool.forget(segment)
+            self._close(tier, segment)
         else:
             for closing in pool.proved(segment):
                 self._close(tier, closing)
@@ -292,7 +297,7 @@ class Room:
                 held = [at for at in segments if at in self._shelf]
             if any(not self._shelf.mapped(segment) for segment in held):
                 return True
-            time.sleep(_LOOK_S)
+            self.pause(_LOOK_S)
         return False
 
     def _spill(self, generation: Generation, tier: Tier, until_s: float) -> bool:
@@ -313,7 +318,7 @@ class Room:
         """Wait a moment for readers that are about to end; whether one did."""
         end_s = min(until_s, time.monotonic() + _LINGER_WAIT_S)
         while time.monotonic() < end_s:
-            time.sleep(0.01)
+            self.pause(_LOOK_S)
             if self.probe():
                 return True
         return False

@@ -100,7 +100,7 @@ class Shelf:
         self._most = max_descriptors or max(16, limit - _SPARE_DESCRIPTORS)
         self._files: dict[int, File] = {}
         self.leases = leases_work()
-        self._closing: queue.Queue[File] = queue.Queue()
+        self._closing: queue.Queue[File | None] = queue.Queue()
         threading.Thread(
             target=self._run_closer, name="tensorcast-closer", daemon=True
         ).start()
@@ -176,10 +176,17 @@ class Shelf:
         """Wait until what was to be closed is; not under the store's lock."""
         self._closing.join()
 
+    def end(self) -> None:
+        """Close what was to be closed, and nothing more."""
+        self._closing.put(None)
+        self.settle()
+
     def _run_closer(self) -> None:
         while True:
             file = self._closing.get()
             try:
+                if file is None:
+                    return
                 file.close()
             except Exception:
                 logger.exception("a segment cannot be closed")

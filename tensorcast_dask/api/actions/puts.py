@@ -17,11 +17,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from tensorcast_dask.api.actions import on_device
 from tensorcast_dask.api.actions.names import check_labels, check_version
 from tensorcast_dask.api.actions.same import same_content
 from tensorcast_dask.api.connection.deadlines import Deadline, deadline
@@ -68,8 +70,11 @@ if TYPE_CHECKING:
     from tensorcast_dask.api.connection.core import Core
     from tensorcast_dask.api.connection.operation import Tally
     from tensorcast_dask.dataplane.arrays import Source
+    from tensorcast_dask.dataplane.devices import Device
     from tensorcast_dask.dataplane.framing import Frame
     from tensorcast_dask.tensors.specs import Index
+
+logger = logging.getLogger(__name__)
 
 __all__ = [
     "Commitment",
@@ -116,6 +121,7 @@ async def take_name(
     node: str,
     limit: Deadline,
     commit: Commitment = LATER,
+    device: str = "",
 ) -> Created:
     """Take (id, version) in the catalog; `commit` as in `messages.Create`."""
     request = Create(
@@ -130,6 +136,7 @@ async def take_name(
         labels=check_labels(labels),
         node=NodeId(node),
         host=core.host,
+        device=device,
         replicas=replicas,
         ttl_s=_CREATE_TTL_S,
         commit=commit.rid,
@@ -157,7 +164,38 @@ async def put(
         index, sources = await core.in_thread(arrays.canonical, tensors)
     else:  # describing reads no element; a thread costs more
         index, sources = arrays.canonical(tensors)
-    named = check_labels(labels)
+    device = on_device.put_device(sources)
+    where = _Where(labels, replicas, version, node, limit, tally)
+    if device is not None and index.nbytes > core.stores.small_bytes:
+        try:
+            return await _put(core, artifact_id, index, sources, where, device)
+        except (AbsentError, CapacityError) as error:
+            logger.info("%r is put to host memory: %s", artifact_id, error)
+    return await _put(core, artifact_id, index, sources, where, None)
+
+
+class _Where(NamedTuple):
+    """What was asked of a put beside its content."""
+
+    labels: Mapping[str, str] | None
+    replicas: int
+    version: object
+    node: str
+    limit: Deadline
+    tally: Tally
+
+
+async def _put(
+    core: Core,
+    artifact_id: str,
+    index: Index,
+    sources: Sequence[Source],
+    where: _Where,
+    device: Device | None,
+) -> ArtifactInfo:
+    """Put to host memory, or to the slab of a node that has the device."""
+    limit, tally, named = where.limit, where.tally, check_labels(where.labels)
+    send = _send if device is None else partial(on_device.send, device=device)
     patient = deadline(0.0)
     tally.total = index.nbytes
     while True:
@@ -173,12 +211,13 @@ async def put(
                     artifact_id,
                     index,
                     owner=Owner.SYSTEM,
-                    labels=labels,
-                    replicas=replicas,
-                    version=version,
-                    node=node,
+                    labels=where.labels,
+                    replicas=where.replicas,
+                    version=where.version,
+                    node=where.node,
                     limit=limit,
                     commit=commit,
+                    device="" if device is None else device.id.uuid,
                 )
             except AlreadyExists as error:
                 sums = partial(_sums, index, sources)
@@ -194,7 +233,7 @@ async def put(
                 continue
             what = ArtifactId(artifact_id), index, sources, named, limit, tally
             try:
-                return await _bring(core, created, what, commit)
+                return await _bring(core, created, send, what, commit)
             except AbsentError:
                 if not _is_forgotten(core, created):
                     raise
@@ -203,13 +242,13 @@ async def put(
 
 
 async def _bring(
-    core: Core, created: Created, what: Any, commit: Commitment
+    core: Core, created: Created, send: Any, what: Any, commit: Commitment
 ) -> ArtifactInfo:
     """Send the bytes and have the commit answered."""
     limit: Deadline = what[-2]
     try:
         async with creation(core, created):
-            await _sent(core, created, what)
+            await _sent(core, created, send, what)
             return await finish(core, created, limit, commit)
     except PeerLost:
         if commit is LATER:
@@ -220,10 +259,10 @@ async def _bring(
         raise
 
 
-async def _sent(core: Core, created: Created, what: Any) -> None:
+async def _sent(core: Core, created: Created, send: Any, what: Any) -> None:
     """Send the bytes; when it ends, in whatever way, the caller's memory is read no more."""
     tally: Tally = what[-1]
-    sending = core.in_thread(_send, core, created, *what)
+    sending = core.in_thread(send, core, created, *what)
     if tally.total <= core.stores.small_bytes:  # copied before anything is sent
         await sending
         return

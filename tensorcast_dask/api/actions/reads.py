@@ -25,7 +25,7 @@ import json
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from tensorcast_dask.api.actions import moves, names
+from tensorcast_dask.api.actions import moves, names, on_device
 from tensorcast_dask.api.actions.fetching import fetch
 from tensorcast_dask.api.artifact import spec_dict
 from tensorcast_dask.api.connection.operation import Operation
@@ -241,11 +241,23 @@ def read(
     names: Iterable[str] | None,
     limit: Deadline,
     only: bool = False,
+    device: str | None = None,
+    share: bool = False,
 ) -> Any:
     """Give the tensors; blocks in a thread, an awaitable on the loop."""
     wanted = (
         None if names is None else [names] if isinstance(names, str) else list(names)
     )
+    if device is not None and moves.where(core, device).tier is Tier.DEVICE:
+
+        async def there() -> Any:
+            made = await _read_on(core, info, device, limit, share, framework, wanted)
+            return next(iter(made.values())) if only else made
+
+        return core.call(there)
+    if share:
+        message = "share=True is for results on a device; what a host read maps is shared already"
+        raise InvalidArgument(message)
 
     def finish(found: Found) -> Any:
         made = arrays.materialise(
@@ -271,6 +283,33 @@ def read(
     return finish(found) if found is not None else core.call(everywhere)
 
 
+async def _read_on(
+    core: Core,
+    info: ArtifactInfo,
+    device: str,
+    limit: Deadline,
+    share: bool,  # noqa: FBT001 - handed on
+    framework: str | None,
+    wanted: list[str] | None,
+) -> dict[str, object]:
+    """Give the tensors on a device: shared, copied there, or brought from the host."""
+    uuid = await on_device.device_of(core, device, limit)
+    own = await core.in_thread(core.devices.open, uuid)
+    found: on_device.OnDevice | None
+    if share:
+        found = await on_device.shared(core, info, own, limit)
+    else:
+        found = await core.in_thread(on_device.copied, core, info, own, limit)
+    if found is None:
+        here = await core.in_thread(_open_here, core, info, limit)
+        here = here or await _find(core, info, limit)
+        index, content = here.packed()
+        found = await core.in_thread(on_device.loaded, own, index, content)
+    return arrays.materialise_on(
+        found.holding, found.index, framework=framework, names=wanted
+    )
+
+
 def read_into(
     core: Core, info: ArtifactInfo, targets: Mapping[str, Any], limit: Deadline
 ) -> Any:
@@ -280,6 +319,8 @@ def read_into(
         raise InvalidArgument(message)
 
     async def work() -> None:
+        if await core.in_thread(on_device.bind, core, info, targets, limit):
+            return
         found = await core.in_thread(_open_here, core, info, limit)
         found = found or await _find(core, info, limit)
         await core.in_thread(_copy_out, found, targets)

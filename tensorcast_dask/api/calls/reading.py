@@ -38,6 +38,8 @@ class Reading(Calls):
         *,
         framework: str | None = None,
         names: Iterable[str] | None = None,
+        device: str | None = None,
+        share: bool = False,
         deadline: float | None = None,
     ) -> Any:
         """See `Artifact.tensor_dict`."""
@@ -46,6 +48,8 @@ class Reading(Calls):
             artifact.info,
             framework=framework,
             names=names,
+            device=device,
+            share=share,
             limit=self._core.deadline(deadline),
         )
 
@@ -54,6 +58,8 @@ class Reading(Calls):
         artifact: Artifact,
         *,
         framework: str | None = None,
+        device: str | None = None,
+        share: bool = False,
         deadline: float | None = None,
     ) -> Any:
         """See `Artifact.tensor`."""
@@ -68,6 +74,8 @@ class Reading(Calls):
             names=None,
             limit=limit,
             only=True,
+            device=device,
+            share=share,
         )
 
     def read_into(
@@ -78,6 +86,25 @@ class Reading(Calls):
         deadline: float | None = None,
     ) -> Any:
         """See `Artifact.tensor_dict_into`."""
+        limit = self._core.deadline(deadline)
+        return reads.read_into(self._core, artifact.info, targets, limit)
+
+    def bind(
+        self,
+        artifact: Artifact,
+        targets: Mapping[str, Any],
+        *,
+        deadline: float | None = None,
+    ) -> Any:
+        """Fill tensors that this process has: `Artifact.tensor_dict_into`, also on a device.
+
+        Where all targets lie on one device that has a copy, the bytes never leave it.
+
+        Raises
+        ------
+        Mismatch
+            Listing every target that does not fit, or is shared; none was changed.
+        """
         limit = self._core.deadline(deadline)
         return reads.read_into(self._core, artifact.info, targets, limit)
 

@@ -16,11 +16,22 @@ from tensorcast_dask.dataplane.arrays.canonical import (
     resident_bytes,
 )
 from tensorcast_dask.dataplane.arrays.contract import ArrayBackend, Places, Source
-from tensorcast_dask.dataplane.arrays.copying import copy_into, copy_out, zero_gaps
+from tensorcast_dask.dataplane.arrays.copying import (
+    check_targets,
+    copy_into,
+    copy_out,
+    zero_gaps,
+)
 from tensorcast_dask.dataplane.arrays.making import (
     RawTensor,
     default_framework,
     materialise,
+)
+from tensorcast_dask.dataplane.arrays.on_device import (
+    DeviceTensor,
+    Holding,
+    fill_slab,
+    materialise_on,
 )
 from tensorcast_dask.dataplane.arrays.ranges import RangeReader
 from tensorcast_dask.dataplane.arrays.writing import spans, write_into
@@ -28,17 +39,22 @@ from tensorcast_dask.dataplane.arrays.writing import spans, write_into
 __all__ = [
     "ONLY_TENSOR",
     "ArrayBackend",
+    "DeviceTensor",
+    "Holding",
     "Places",
     "RangeReader",
     "RawTensor",
     "Source",
     "backend_named",
     "canonical",
+    "check_targets",
     "copy_into",
     "copy_out",
     "default_framework",
     "describe",
+    "fill_slab",
     "materialise",
+    "materialise_on",
     "resident_bytes",
     "spans",
     "write_into",

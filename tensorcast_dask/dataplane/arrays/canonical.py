@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from tensorcast_dask.dataplane.arrays.numpy_backend import NumpyBackend
+from tensorcast_dask.dataplane.arrays.on_device import DeviceBackend, DeviceTensor
 from tensorcast_dask.exceptions import (
     InvalidName,
     UnsupportedDtype,
@@ -44,6 +45,7 @@ __all__ = [
 ONLY_TENSOR: Final = "tensor"
 
 _NUMPY: Final = NumpyBackend()
+_ON_DEVICE: Final = DeviceBackend()
 _LOADED: Final[dict[str, ArrayBackend]] = {"numpy": _NUMPY}
 
 
@@ -78,6 +80,8 @@ def _owner(kind: type) -> ArrayBackend | None:
     """Who takes values of this type."""
     if issubclass(kind, np.ndarray | np.generic):
         return _NUMPY
+    if issubclass(kind, DeviceTensor):
+        return _ON_DEVICE
     torch = sys.modules.get("torch")
     tensor = getattr(
         torch, "Tensor", None

@@ -259,8 +259,8 @@ class Driver(Protocol):
         """Queue a mark on a stream."""
         ...
 
-    def wrap(self, memory: Memory, offset: int, nbytes: int) -> object:
-        """Make the library's array of bytes over a range; it keeps `memory` alive."""
+    def wrap(self, memory: Memory, offset: int, nbytes: int, keep: object) -> object:
+        """Make the library's array of bytes over a range; it keeps `memory` and `keep` alive."""
         ...
 
     def list(self) -> tuple[int, int]:

@@ -156,12 +156,12 @@ class CupyDriver:
             with contextlib.suppress(TensorCastError):
                 self.free(address)
 
-    def wrap(self, memory: Memory, offset: int, nbytes: int) -> object:
+    def wrap(self, memory: Memory, offset: int, nbytes: int, keep: object) -> object:
         """Make a cupy array of uint8; bfloat16 and float8 have no dtype there."""
         cupy = _cupy()
         with self._current():
             whole = self._cuda.UnownedMemory(
-                memory.address, memory.nbytes, memory, self.id.ordinal
+                memory.address, memory.nbytes, (memory, keep), self.id.ordinal
             )
             pointer = self._cuda.MemoryPointer(whole, offset)
             return cupy.ndarray((nbytes,), cupy.uint8, memptr=pointer)

@@ -338,14 +338,15 @@ class Device:
             ticket = self._driver.event(stream, self._tickets(after))
         return Event(self, ticket)
 
-    def wrap(self, place: DeviceRange) -> object:
+    def wrap(self, place: DeviceRange, *, keep: object = None) -> object:
         """Make the library's own array of bytes over a range, without a copy.
 
-        It is as long-lived as its memory; dtypes and shapes are the caller's.
+        It is as long-lived as its memory, and keeps `keep` alive; dtypes and shapes are the
+        caller's.
         """
         self._check(place.memory)
         with self.driving():
-            return self._driver.wrap(place.memory, place.offset, place.nbytes)
+            return self._driver.wrap(place.memory, place.offset, place.nbytes, keep)
 
     def list(self) -> Listing:
         """Say what the device has and what this process has of it."""

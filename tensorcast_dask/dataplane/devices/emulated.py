@@ -77,10 +77,15 @@ class EmulatedArray:
         The slab, kept alive by this.
     offset, nbytes : int
         Where in it.
+    keep : object
+        Kept alive too.
     """
 
-    def __init__(self, owner: Memory, offset: int, nbytes: int) -> None:
+    def __init__(
+        self, owner: Memory, offset: int, nbytes: int, keep: object = None
+    ) -> None:
         self.memory = owner
+        self._keep = keep
         self.offset = offset
         self.nbytes = nbytes
 
@@ -222,9 +227,9 @@ class EmulatedDriver:
             self._slabs.pop(number).close()
             self._ask(wire.Close(number))
 
-    def wrap(self, memory: Memory, offset: int, nbytes: int) -> object:
+    def wrap(self, memory: Memory, offset: int, nbytes: int, keep: object) -> object:
         """Make an array that only `copy` can read."""
-        return EmulatedArray(memory, offset, nbytes)
+        return EmulatedArray(memory, offset, nbytes, keep)
 
     def list(self) -> tuple[int, int]:
         """Total and free bytes."""

@@ -15,17 +15,60 @@ import threading
 from typing import TYPE_CHECKING
 
 from tensorcast_dask.dataplane.devices.registry import find_devices, open_device
+from tensorcast_dask.dataplane.devices.staging import (
+    DEFAULT_PIECE_BYTES,
+    Ring,
+    to_device,
+)
 from tensorcast_dask.exceptions import DeviceError, InvalidArgument
 from tensorcast_dask.tensors.devices import is_uuid, parse_device_name
 
 if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+    from tensorcast_dask.dataplane.devices.base import DeviceRange
     from tensorcast_dask.dataplane.devices.device import Device
     from tensorcast_dask.tensors.devices import DeviceSpec
 
-__all__ = ["OwnDevices", "let_go"]
+__all__ = ["OwnDevice", "OwnDevices", "let_go"]
 
 _lock = threading.Lock()
-_opened: dict[tuple[int, str, str], Device] = {}
+_opened: dict[tuple[int, str, str], OwnDevice] = {}
+
+
+class OwnDevice:
+    """A device of this process, and its staging ring.
+
+    Parameters
+    ----------
+    device : Device
+        Opened here.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self._lock = threading.Lock()
+        self._ring: Ring | None = None
+
+    def load(self, data: Buffer, place: DeviceRange) -> None:
+        """Copy host memory to the device; it is there when this returns."""
+        if not place.nbytes:
+            return
+        if place.nbytes <= DEFAULT_PIECE_BYTES:
+            self.device.copy(place, data).wait()
+            return
+        with self._lock:
+            if self._ring is None:
+                self._ring = Ring(self.device)
+            for _ in to_device(self._ring, data, place):
+                pass
+
+    def close(self) -> None:
+        """Close the device, with all that this process holds there."""
+        with self._lock:
+            if self._ring is not None:
+                self._ring.close()
+        self.device.close()
 
 
 class OwnDevices:
@@ -70,7 +113,13 @@ class OwnDevices:
         message = f"there is no device {name}; there are {there}"
         raise DeviceError(message)
 
-    def open(self, name: str) -> Device:
+    @staticmethod
+    def opened(device: Device) -> OwnDevice | None:
+        """Give what this process keeps of a device that it has open."""
+        with _lock:
+            return next((o for o in _opened.values() if o.device is device), None)
+
+    def open(self, name: str) -> OwnDevice:
         """Give a device, opened by this process once.
 
         Raises
@@ -80,17 +129,17 @@ class OwnDevices:
         """
         key = os.getpid(), self.uuid(name), self._run_dir
         with _lock:
-            device = _opened.get(key)
-            if device is None:
+            found = _opened.get(key)
+            if found is None:
                 device = open_device(key[1], self._spec, self._run_dir)
-                _opened[key] = device
-            return device
+                found = _opened[key] = OwnDevice(device)
+            return found
 
 
 def let_go() -> None:
     """Close every device of this process, with all that it holds there. For tests."""
     with _lock:
-        held = [device for (pid, _, _), device in _opened.items() if pid == os.getpid()]
+        held = [found for (pid, _, _), found in _opened.items() if pid == os.getpid()]
         _opened.clear()
-    for device in held:
-        device.close()
+    for found in held:
+        found.close()

@@ -160,8 +160,8 @@ class TorchDriver:
         with contextlib.suppress(TensorCastError), _errors():
             self._torch.cuda.empty_cache()
 
-    def wrap(self, memory: Memory, offset: int, nbytes: int) -> object:
-        """Make a tensor of uint8 over a range; it keeps the slab alive."""
+    def wrap(self, memory: Memory, offset: int, nbytes: int, keep: object) -> object:  # noqa: ARG002 - torch counts
+        """Make a tensor of uint8 over a range; torch keeps the slab alive for it."""
         return self._owned[memory.address][offset : offset + nbytes]
 
     def list(self) -> tuple[int, int]:

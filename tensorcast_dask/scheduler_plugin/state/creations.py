@@ -155,6 +155,7 @@ class Creations:
             nbytes=ask.nbytes,
             host=ask.host or caller.host,
             owner=ask.owner,
+            device=ask.device,
         )
         creation = self.begin(
             VersionRecord(

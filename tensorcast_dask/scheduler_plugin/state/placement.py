@@ -153,9 +153,15 @@ def _no_tier(tier: Tier, device: str) -> CapacityError:
 
 
 def place(
-    nodes: Nodes, wanted: NodeId, *, nbytes: int, host: HostId, owner: Owner
+    nodes: Nodes,
+    wanted: NodeId,
+    *,
+    nbytes: int,
+    host: HostId,
+    owner: Owner,
+    device: str = "",
 ) -> tuple[NodeRecord, str]:
-    """Choose the node that gets the first replica, and say why.
+    """Choose the node that gets the first replica, on a device where one is named; say why.
 
     Raises
     ------
@@ -166,7 +172,14 @@ def place(
         if owner is Owner.CALLER:
             message = "a registration names the process that serves the memory"
             raise Mismatch(message)
-        return choose(nodes.records.values(), nbytes=nbytes, host=host)
+        return choose(
+            nodes.records.values(),
+            nbytes=nbytes,
+            host=host,
+            tier=Tier.DEVICE if device else Tier.HOST,
+            device=device,
+            only_host=bool(device),
+        )
     node = nodes.live(wanted)
     if not node.link:
         message = f"node {node.label} has lost its link; try again when it is back"
@@ -176,5 +189,9 @@ def place(
         message = f"node {node.label} is {kind} and cannot own these bytes"
         raise Mismatch(message, {"node": node.node})
     if node.is_store:
-        return choose([node], nbytes=nbytes, host=node.host)[0], "asked for by name"
+        tier = Tier.DEVICE if device else Tier.HOST
+        chosen, _ = choose(
+            [node], nbytes=nbytes, host=node.host, tier=tier, device=device
+        )
+        return chosen, "asked for by name"
     return node, "it registers its own memory"

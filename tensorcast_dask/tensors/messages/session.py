@@ -153,6 +153,8 @@ class Create(Message, frozen=True, kw_only=True):
     labels: dict[str, str] = {}
     node: NodeId = NodeId("")  # wanted node; "" = by policy
     host: HostId = HostId("")  # the caller's host: nodes there are preferred
+    #: UUID of the device where the bytes are: a node of the caller's host with it, or none.
+    device: str = ""
     replicas: int = 1
     ttl_s: float = 60.0
     commit: RequestId = RequestId("")

@@ -218,7 +218,7 @@ class Open(Message, frozen=True, kw_only=True):
     generation: Generation
     deadline_s: float
     map: bool = True
-    #: UUID of the device where the reader wants it: a copy there is handed out by handle.
+    #: UUID of a device: the copy there is handed out by handle; NotFound where there is none.
     device: str = ""
     #: The reader keeps the slab open; else it copies and closes it at once.
     share: bool = False

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import mkdtemp
@@ -13,6 +15,7 @@ import pytest
 
 import tensorcast_dask as tc
 from tensorcast_dask.dataplane.devices import own
+from tensorcast_dask.exceptions import DataLost, Mismatch, UnsupportedPlatform
 from tests.kit.eventually import eventually
 
 MIB = 1 << 20
@@ -25,8 +28,16 @@ def run_dir() -> Iterator[Path]:
     shutil.rmtree(made)
 
 
+@pytest.fixture
+def cast(session: tc.Session) -> Iterator[tc.Session]:
+    """The session, which holds nothing before and after each test."""
+    yield session
+    for artifact in session.list(all_versions=True):
+        session.destroy(artifact.id)
+
+
 @pytest.fixture(scope="module")
-def cast(run_dir: Path) -> Iterator[tc.Session]:
+def session(run_dir: Path) -> Iterator[tc.Session]:
     settings = {"run-dir": str(run_dir), "device": "emulated:1x128MiB"}
     with (
         tc.LocalCluster(
@@ -36,9 +47,9 @@ def cast(run_dir: Path) -> Iterator[tc.Session]:
             device_memory="64 MiB",
             settings=settings,
         ) as cluster,
-        tc.connect(cluster) as session,
+        tc.connect(cluster) as made,
     ):
-        yield session
+        yield made
         own.let_go()
 
 
@@ -47,11 +58,25 @@ def tensors(seed: int) -> dict[str, np.typing.NDArray[Any]]:
     return {"w": rng.standard_normal((1000, 700)).astype(np.float32), "b": np.ones(3)}
 
 
+def raw(made: dict[str, Any]) -> dict[str, bytes]:
+    return {name: bytes(one.to_host()) for name, one in made.items()}
+
+
+def bits(content: dict[str, np.typing.NDArray[Any]]) -> dict[str, bytes]:
+    return {name: one.tobytes() for name, one in content.items()}
+
+
+def on_device(cast: tc.Session) -> dict[str, int]:
+    """What the node's device holds, as its store says now."""
+    (state,) = cast.debug_state()["stores"].values()
+    found: dict[str, int] = state["tiers"]["device"]
+    return found
+
+
 def tiers(cast: tc.Session, artifact: tc.Artifact) -> set[str]:
-    rows = cast.sql(
-        f"SELECT tier FROM replicas WHERE generation = {artifact.generation}"
-    )
-    return {row[0] for row in rows.rows}
+    (state,) = cast.debug_state()["stores"].values()
+    copies = state["generations"][str(artifact.generation)]
+    return {copy.partition(":")[0] for copy in copies}
 
 
 def test_a_replica_is_brought_to_the_device_by_tier_and_by_name(
@@ -67,3 +92,81 @@ def test_a_replica_is_brought_to_the_device_by_tier_and_by_name(
     cast.prefetch(first, device="pinned", wait=True).result()
     got = first.tensor_dict(framework="numpy")
     assert np.array_equal(got["w"], tensors(1)["w"])
+
+
+def test_a_result_on_a_device_is_private_and_outlives_what_it_came_from(
+    cast: tc.Session,
+) -> None:
+    content = tensors(3)
+    artifact = cast.put(content, "read")
+    from_host = artifact.tensor_dict(device="emulated:0")
+    assert tiers(cast, artifact) == {"host"}
+    cast.prefetch(artifact, device="device", wait=True).result()
+    from_slab = artifact.tensor_dict(device="device", names=["w"])
+    view = artifact.view({"w": tc.s_[10:20, ::2]}).tensor_dict(device="emulated:0")
+    cast.destroy(artifact)
+    assert raw(from_host) == bits(content)
+    assert raw(from_slab) == {"w": content["w"].tobytes()}
+    assert raw(view) == {"w": content["w"][10:20, ::2].tobytes()}
+    assert not from_slab["w"].shared
+    with pytest.raises(TypeError, match="to_host"):
+        np.asarray(from_host["w"])
+    with pytest.raises(UnsupportedPlatform, match="raw"):
+        cast.put(content, "read2").tensor_dict(device="emulated:0", framework="torch")
+    eventually(lambda: not on_device(cast)["lingering_bytes"], within_s=10.0)
+
+
+def test_a_shared_result_is_the_nodes_own_memory_and_goes_with_its_last_tensor(
+    cast: tc.Session,
+) -> None:
+    content = tensors(4)
+    artifact = cast.put(content, "shared")
+    made = artifact.tensor_dict(device="emulated:0", share=True)
+    assert tiers(cast, artifact) == {"host", "device"}
+    used = on_device(cast)["used_bytes"]
+    again = artifact.tensor_dict(device="emulated:0", share=True)
+    assert made["w"].place.memory is again["w"].place.memory
+    with pytest.raises(Mismatch, match="shared"):
+        cast.bind(artifact, {"w": made["w"]})
+    cast.destroy(artifact)
+    assert on_device(cast)["lingering_bytes"] == used
+    assert raw(made) == bits(content)
+    del made
+    assert raw(again) == bits(content)
+    del again
+    eventually(lambda: not on_device(cast)["lingering_bytes"], within_s=10.0)
+
+
+def test_tensors_of_a_device_are_put_there_and_bound_from_there(
+    cast: tc.Session,
+) -> None:
+    first, second = tensors(5), tensors(6)
+    source = cast.put(first, "first").tensor_dict(device="emulated:0")
+    artifact = cast.put(source, "on device")
+    assert tiers(cast, artifact) == {"device"}
+    assert artifact.nbytes == cast.artifact("first").nbytes
+    target = cast.put(second, "second").tensor_dict(device="emulated:0")
+    cast.bind(artifact, target)
+    assert raw(target) == bits(first)
+    got = artifact.tensor_dict(framework="numpy")
+    assert {name: one.tobytes() for name, one in got.items()} == bits(first)
+    small = cast.put(target["b"], "small")
+    assert tiers(cast, small) == {"host"}
+    assert bytes(small.tensor(framework="raw").data) == first["b"].tobytes()
+
+
+def test_the_death_of_the_device_process_loses_what_was_only_there(
+    cast: tc.Session,
+) -> None:
+    kept = cast.put(tensors(7), "kept")
+    source = kept.tensor_dict(device="emulated:0")
+    lost = cast.put(source, "lost")
+    cast.prefetch(kept, device="device", wait=True).result()
+    (state,) = cast.debug_state()["stores"].values()
+    os.kill(state["device_pid"], signal.SIGKILL)
+    with pytest.raises(DataLost):
+        eventually(lambda: lost.tensor_dict() is None, within_s=20.0)
+    assert raw(kept.tensor_dict(device="emulated:0")) == bits(tensors(7))
+    eventually(lambda: on_device(cast)["capacity_bytes"] == 64 * MIB, within_s=20.0)
+    cast.prefetch(kept, device="device", wait=True).result()
+    assert raw(kept.tensor_dict(device="emulated:0")) == bits(tensors(7))
