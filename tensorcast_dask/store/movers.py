@@ -15,6 +15,8 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from tensorcast_dask.dataplane.channel import Credentials
 from tensorcast_dask.dataplane.transports.base import Context
 from tensorcast_dask.dataplane.transports.idle import Idle
@@ -184,7 +186,8 @@ class Movers:
             return Pulled(moved_bytes=nbytes, via=order.tier, sources=())
         if self._core.table.tiers[order.tier].row.over is None:
             self._core.room.evict(order.generation, Tier.HOST)
-        return brought
+        most_bytes = max(nbytes, brought.moved_bytes)
+        return msgspec.structs.replace(brought, moved_bytes=most_bytes)
 
     def _to_host(self, order: DoPull, job: Job) -> Pulled:
         if self._holds(order.generation, Tier.HOST):

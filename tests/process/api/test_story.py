@@ -313,3 +313,6 @@ def test_a_device_that_is_not_there_is_refused_and_the_message_says_what_is_miss
     artifact = cast.put(small(1), "tier")
     with pytest.raises(kind, match=missing):
         cast.prefetch(artifact, device=device, wait=True).result()
+    if device != "pinned":  # that is host memory, which every result lies in
+        with pytest.raises(kind, match=missing):
+            artifact.tensor_dict(device=device)
