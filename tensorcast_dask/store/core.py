@@ -327,14 +327,15 @@ class Core:
         with self.lock:
             replica = self.table.replicas.get(generation)
             copies = [] if replica is None else replica.copies
-            told = [
-                copy.tier
-                for copy in copies
-                if tier in (None, copy.tier) and copy.life is Life.COMMITTED
-            ]
-            self.room.give_back(self.table.drop(generation, tier, why=why, final=final))
-            for name in told:
-                self.tell(ReplicaDropped(generation=generation, tier=name, why=why))
+            held = [copy for copy in copies if copy.life is Life.COMMITTED]
+            freed = self.table.drop(generation, tier, why=why, final=final)
+            self.room.give_back(freed)
+            for copy in held:  # a mark goes with what it was on
+                if copy.life is not Life.COMMITTED:
+                    gone = ReplicaDropped(
+                        generation=generation, tier=copy.tier, why=why
+                    )
+                    self.tell(gone)
 
     def _evict(self, generation: Generation, tier: Tier) -> bool:
         with self.lock:

@@ -22,6 +22,7 @@ from tensorcast_dask.dataplane.transports.base import Context
 from tensorcast_dask.dataplane.transports.idle import Idle
 from tensorcast_dask.exceptions import (
     AlreadyExists,
+    DeviceError,
     NotFound,
     PeerLost,
     TensorCastError,
@@ -205,7 +206,11 @@ class Movers:
         return self._from_others(order, job)
 
     def _medium(self, tier: Tier) -> Medium:
-        medium = self._core.room.media.get(tier)
+        core = self._core
+        medium, stock = core.room.media.get(tier), core.table.tiers.get(tier)
+        if stock is not None and not stock.row.capacity_bytes:
+            message = f"the device of this node is lost, and its tier {tier} with it; its worker starts it again"
+            raise DeviceError(message)
         if medium is None:
             message = f"this node has no {tier} tier; set {_MISSING[tier]} for it"
             raise NotFound(message)

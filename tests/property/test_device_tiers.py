@@ -449,6 +449,6 @@ def _home() -> Iterator[None]:
 TestTierMachine = TierMachine.TestCase
 TestTierMachine.settings = settings(
     max_examples=max(200, settings().max_examples),
-    stateful_step_count=20,
+    stateful_step_count=12,
     deadline=None,
 )

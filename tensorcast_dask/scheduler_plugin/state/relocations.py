@@ -17,6 +17,7 @@ from typing import Final
 
 from tensorcast_dask.exceptions import (
     CapacityError,
+    DeviceError,
     Mismatch,
     NotFound,
     PeerLost,
@@ -114,7 +115,7 @@ class Relocations:
                 self._operations.finish(operation, how)
             elif (
                 not ask.node
-                and isinstance(how, CapacityError | PeerLost)
+                and isinstance(how, CapacityError | DeviceError | PeerLost)
                 and len(tried) < PLACES
             ):
                 self._ensure(operation, record, ask, tried)

@@ -15,7 +15,7 @@ import pytest
 from tensorcast_dask.dataplane.devices import SlabHandle, open_device
 from tensorcast_dask.dataplane.devices.device import Device
 from tensorcast_dask.device.launch import launch
-from tensorcast_dask.exceptions import Gone, Mismatch, NotFound
+from tensorcast_dask.exceptions import DeviceError, Gone, Mismatch, NotFound
 from tensorcast_dask.tensors.devices import parse_devices
 from tensorcast_dask.tensors.ids import Generation
 from tensorcast_dask.tensors.messages import (
@@ -26,6 +26,7 @@ from tensorcast_dask.tensors.messages import (
     NodeCard,
     Open,
     Opened,
+    ReplicaDropped,
     Tier,
 )
 from tests.kit.eventually import eventually
@@ -194,6 +195,8 @@ def test_pinned_memory_is_that_of_the_host_and_goes_when_room_is_needed(
         scene.move(small, 2, Tier.PINNED)
     scene.catalog.drop(scene.card.node, gen, tier=Tier.HOST)
     assert scene.tiers(gen) == []
+    told = scene.catalog.heard(scene.card.node, ReplicaDropped)
+    assert {one.tier for one in told if one.generation == gen} == {"host", "pinned"}
     kept = scene.program.put(content(40 * MIB, seed=3))
     assert "host" in scene.tiers(kept)
 
@@ -255,6 +258,8 @@ def test_the_end_of_the_device_process_is_a_lost_replica_and_no_more(
     assert scene.program.read(first) == kept
     with pytest.raises(Gone, match="device"):
         scene.program.read(second)
+    with pytest.raises(DeviceError, match="lost"):
+        scene.move(first, len(kept), Tier.DEVICE)
     assert scene.program.state()["tiers"]["device"]["used_bytes"] == 0
     scene.told = scene.start_device()
     scene.move(first, len(kept), Tier.DEVICE)
