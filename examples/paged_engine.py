@@ -4,6 +4,7 @@ It computes no language, but what it computes follows from its weights and token
 pages are a true cache: an engine that was handed a session's pages goes on exactly as the one that
 made them. So examples and tests can see whether weights and pages arrived.
 
+    python paged_engine.py           work alone, to see what an engine is
     python paged_engine.py NAME      attach as instance NAME, serve until stdin ends
 """
 
@@ -139,6 +140,9 @@ class PagedEngine:
 
 
 def main() -> None:
+    if len(sys.argv) == 1:
+        print("alone:", PagedEngine(seed=0).generate("a session", [1, 2, 3], 4))
+        return
     name = sys.argv[1]
     engine = PagedEngine(seed=int(os.environ.get("SEED", "0")))
     with attach(name, engine=engine, labels={"model": "toy"}) as instance:
