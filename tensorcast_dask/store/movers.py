@@ -29,7 +29,7 @@ from tensorcast_dask.exceptions import (
 )
 from tensorcast_dask.store.core import now_s
 from tensorcast_dask.store.jobs import Once
-from tensorcast_dask.store.pulls import PullRun
+from tensorcast_dask.store.pulls import Flights, PullRun
 from tensorcast_dask.store.sharing import Pulled, share
 from tensorcast_dask.store.state.replicas import Life, Wanted
 from tensorcast_dask.store.state.tiers import FROM_HOST
@@ -91,6 +91,7 @@ class Movers:
         self._once: Once[Pulled] = Once()
         #: Lines of UCX between pulls.
         self.idle: Idle[Any] = Idle()
+        self._flights = Flights()
 
     # -------------------------------------------------------------- orders
     def pull(self, order: DoPull, job: Job) -> TaskDone:
@@ -256,6 +257,7 @@ class Movers:
             sources,
             source_generation=origin,
             context=context,
+            flights=self._flights,
             progress=self.counted(job, order.nbytes),
         )
         job.on_cancel(run.cancel)

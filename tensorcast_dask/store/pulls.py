@@ -40,14 +40,14 @@ from tensorcast_dask.tensors.checksums import encode_sums
 from tensorcast_dask.tensors.messages import Fault, Location
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from tensorcast_dask.dataplane.transports.base import Arrived, Source
     from tensorcast_dask.store.core import Core
     from tensorcast_dask.store.state.replicas import Wanted
     from tensorcast_dask.tensors.ids import Generation
 
-__all__ = ["PullRun", "lanes_for"]
+__all__ = ["Flights", "PullRun", "lanes_for"]
 
 logger = logging.getLogger(__name__)
 
@@ -90,6 +90,29 @@ class _Side:
     error: TensorCastError | None = None
 
 
+class Flights:
+    """All pulls of one store: what may be under way is shared out evenly among their sources.
+
+    A pull that begins takes its share at once; the others come down to theirs with the
+    chunks that arrive. One chunk a source is always allowed: nobody waits for another's end.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.sources = 0
+
+    @contextlib.contextmanager
+    def joined(self, sources: int) -> Iterator[None]:
+        """Count a pull's sources in for the length of a block."""
+        with self._lock:
+            self.sources += sources
+        try:
+            yield
+        finally:
+            with self._lock:
+                self.sources -= sources
+
+
 class PullRun:
     """One pull over TCP (or unix sockets, or UCX).
 
@@ -105,6 +128,8 @@ class PullRun:
         Under which they hold the bytes.
     context : Context
         Credentials and deadline.
+    flights : Flights
+        The store's pulls.
     progress : callable
         Told of bytes that have arrived.
     """
@@ -117,6 +142,7 @@ class PullRun:
         *,
         source_generation: Generation,
         context: Context,
+        flights: Flights,
         progress: Callable[[int], None],
     ) -> None:
         self._source_generation = source_generation
@@ -124,17 +150,14 @@ class PullRun:
         self._wanted = wanted
         self._context = replace(context, any_lane=core.settings.ucx == "on")
         self._progress = progress
+        self._flights = flights
         settings = core.settings
         self._lanes_each = settings.connections or lanes_for(DEFAULT_THREADS)
-        share_bytes = settings.inflight_bytes // max(1, len(sources))
-        window = max(
-            1, min(self._lanes_each * _DEPTH, share_bytes // settings.chunk_bytes)
-        )
         self._target = Target(core, wanted)
         self._planner = pull.Pull(
             sources=len(sources),
             nbytes=wanted.nbytes,
-            window=window,
+            window=1,  # set before each step
             stall_s=settings.stall_s,
             deadline_s=context.until_s or now_s() + 3600.0,
         )
@@ -166,9 +189,12 @@ class PullRun:
         """
         self._started_s = now_s()
         try:
-            self._do(self._planner.start(now_s=now_s()))
-            while self._outcome is None:
-                self._do(self._planner.handle(self._next(), now_s=now_s()))
+            with self._flights.joined(len(self._sides)):
+                self._do(self._planner.start(now_s=now_s()))
+                while self._outcome is None:
+                    event = self._next()
+                    self._planner.window = self._window()
+                    self._do(self._planner.handle(event, now_s=now_s()))
             if isinstance(self._outcome, pull.Failed):
                 raise self._outcome.fault.error()
             return self._finish()
@@ -180,6 +206,13 @@ class PullRun:
             return self._events.get(timeout=_TICK_S)
         except queue.Empty:
             return pull.TimePassed()
+
+    def _window(self) -> int:
+        """How many chunks may be under way at each source now."""
+        settings = self._core.settings
+        share_bytes = settings.inflight_bytes // self._flights.sources
+        chunk_bytes = self._planner.chunk_bytes or settings.chunk_bytes
+        return max(1, min(self._lanes_each * _DEPTH, share_bytes // chunk_bytes))
 
     def _finish(self) -> Pulled:
         planner, wanted = self._planner, self._wanted
