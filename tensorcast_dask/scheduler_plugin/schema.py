@@ -102,6 +102,7 @@ SCHEMA: Final = (
     ),
     (
         "CREATE VIEW transfers AS SELECT rid, session, kind, status, id, generation, node,"
-        " done_bytes, total_bytes, seconds, via FROM operations WHERE via <> ''"
+        " done_bytes, total_bytes, seconds, via FROM operations WHERE via <> '' OR"
+        " (status = 'running' AND total_bytes > 0 AND kind NOT IN ('load', 'save'))"
     ),
 )

@@ -166,6 +166,24 @@ def test_who_asks_for_a_column_that_is_not_there_is_told_those_that_are(
     assert "nodes has" not in refused.value.message
 
 
+def test_a_transfer_is_shown_while_it_runs_and_how_far_it_is(scene: Scene) -> None:
+    p, b = scene.program, scene.desk.nodes[NodeId("b")]
+    info = p.put("x", node=NodeId("a"))
+    b.obedient = False
+    ask = m.Ensure(
+        rid=p.rid(), generation=info.generation, node=b.node, deadline_s=60.0
+    )
+    p.ask(ask)
+    (pull,) = [one for one in b.inbox if isinstance(one, m.DoPull)]
+    b.say(m.TaskProgress(task=pull.task, done_bytes=40, total_bytes=100))
+    p.ask(m.Destroy(rid=p.rid(), id=ArtifactId("nothing"), deadline_s=60.0))
+    shown = "SELECT kind, status, node, done_bytes, total_bytes, via FROM transfers"
+    assert scene.sql(shown) == [("prefetch", "running", "b", 40, 100, "")]
+    b.obey_all()
+    scene.desk.flush()
+    assert scene.sql(shown) == [("prefetch", "done", "b", 100, 100, "tcp")]
+
+
 @pytest.mark.parametrize(
     "sql",
     [
