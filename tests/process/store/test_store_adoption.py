@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -14,11 +15,13 @@ import msgspec
 import pytest
 
 from tensorcast_dask.dataplane import hosts
-from tensorcast_dask.exceptions import Mismatch, PeerLost, StaleOwner
+from tensorcast_dask.dataplane.channel import Prefer
+from tensorcast_dask.exceptions import Mismatch, PeerLost, StaleOwner, TensorCastError
 from tensorcast_dask.store.ends import grant_of
 from tensorcast_dask.store.launch import start
 from tensorcast_dask.tensors.ids import ClusterId, Epoch
 from tensorcast_dask.tensors.messages import NodeCard, Role
+from tests.kit.certificates import mint_certificates
 from tests.kit.eventually import eventually, never
 from tests.kit.stores import TOKEN, StoreClient, Stores, content, nowhere
 
@@ -128,6 +131,25 @@ def test_a_store_never_forks(stores: Stores) -> None:
         if (task / "children").exists()
     ]
     assert not "".join(children).strip()
+
+
+def test_news_of_a_lease_ends_no_store(stores: Stores) -> None:
+    card = stores.start()
+    os.kill(card.pid, signal.SIGIO)
+    with StoreClient(card) as client:
+        gen = client.put(content(1 << 20))
+        assert client.read(gen) == content(1 << 20)
+
+
+def test_a_store_takes_all_descriptors_that_it_may_have(stores: Stores) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    try:
+        card = stores.start()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    wanted = 1 << 20 if hard == resource.RLIM_INFINITY else min(hard, 1 << 20)
+    assert resource.prlimit(card.pid, resource.RLIMIT_NOFILE) == (wanted, hard)
 
 
 def test_secrets_are_neither_in_arguments_nor_environment_nor_files(
@@ -285,6 +307,17 @@ def test_a_released_store_ends_in_its_time_unless_adopted(stores: Stores) -> Non
         stores.await_end(card)
 
 
+def test_a_store_that_is_let_go_without_a_time_lives_for_that_of_its_settings(
+    stores: Stores,
+) -> None:
+    card = stores.start()
+    with StoreClient(card, role=Role.WORKER) as client:
+        client.adopt(stores.settings(released_ttl_s=60.0, orphan_ttl_s=900.0))
+        client.let_go(0.0)
+        left_s = client.state()["ends_in_s"]
+        assert 30 < left_s <= 60
+
+
 def test_an_end_message_ends_the_store_and_its_memory_goes_with_its_reader(
     stores: Stores,
 ) -> None:
@@ -309,3 +342,22 @@ def test_a_worker_of_another_cluster_is_refused_while_artifacts_are_held(
             client.adopt(stores.settings(), link=stranger)
         assert client.state()["standing"] == "free"
         client.adopt(stores.settings())
+
+
+def test_the_data_port_takes_the_certificates_of_the_newest_adoption(
+    stores: Stores,
+) -> None:
+    card = stores.start()
+    former, later = mint_certificates(), mint_certificates()
+    with StoreClient(card, role=Role.WORKER) as client:
+        gen = client.put(content(1 << 20))
+        for files, other in ((former, later), (later, former)):
+            link = msgspec.structs.replace(nowhere(), tls=files)
+            client.adopt(stores.settings(), link=link)
+            known = hosts.read_card(stores.folder(card))
+            assert known is not None
+            assert known.tls
+            with StoreClient(known, prefer=Prefer.TCP, tls=files) as remote:
+                assert remote.read(gen) == content(1 << 20)
+            with pytest.raises(TensorCastError):
+                StoreClient(known, prefer=Prefer.TCP, tls=other)

@@ -16,7 +16,13 @@ import msgspec
 import pytest
 
 from tensorcast_dask.dataplane import faults
-from tensorcast_dask.exceptions import CapacityError, Gone, NotFound, StaleOwner
+from tensorcast_dask.exceptions import (
+    CapacityError,
+    Gone,
+    Incomplete,
+    NotFound,
+    StaleOwner,
+)
 from tensorcast_dask.tensors.ids import ArtifactId, Generation, Version
 from tensorcast_dask.tensors.messages import (
     DoDrop,
@@ -45,6 +51,7 @@ from tests.kit.stores import (
     Stores,
     content,
     generation,
+    writable,
 )
 
 ROOT = Path(__file__).parents[3]
@@ -225,6 +232,46 @@ def test_a_freed_segment_is_used_again_only_when_nobody_has_it(
         reserved, fd = client.reserve(generation(), 4 * MIB)
         assert reserved.warm
         os.close(fd)
+
+
+def test_without_leases_segments_are_sealed_and_never_used_again(
+    stores: Stores,
+    stub: CatalogStub,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A real store on a kernel that grants no leases, as far as the store can know."""
+    pretend = "from tensorcast_dask.dataplane import segments; segments._leases = False"
+    (tmp_path / "sitecustomize.py").write_text(pretend)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    card = stores.start(link=stub.target)
+    with StoreClient(card) as client:
+        gen = generation()
+        _, fd = client.reserve(gen, 4 * MIB)
+        os.pwrite(fd, content(4 * MIB), 0)
+        mapped = writable(os.dup(fd), 4 * MIB)
+        with pytest.raises(Incomplete):
+            client.commit(gen, 4 * MIB)
+        mapped.reserve()
+        client.commit(gen, 4 * MIB)
+        with pytest.raises(PermissionError):
+            os.pwrite(fd, b"late", 0)
+        os.close(fd)
+        held = client.open(gen)
+        small = client.put(content(100))
+        assert client.read(small) == content(100)
+        stub.drop(card.node, gen)
+        again = client.put(content(4 * MIB, 2))
+        assert client.read(again) == content(4 * MIB, 2)
+        assert bytes(held.data) == content(4 * MIB)
+        stub.drop(card.node, again)
+        del held
+        eventually(lambda: client.host()["used_bytes"] < MIB, within_s=15.0)
+        eventually(lambda: not client.host()["lingering_bytes"], within_s=15.0)
+        reserved, fd = client.reserve(generation(), 4 * MIB)
+        os.close(fd)
+        assert not reserved.warm
+        assert client.host()["warm_bytes"] < MIB  # what is left of the slab
 
 
 def test_a_destroyed_generation_never_comes_back_and_a_dropped_one_may(
