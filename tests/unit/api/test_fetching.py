@@ -41,7 +41,9 @@ class Counting(Holder):
         reply = super().handle(request, payload, peer)
         if isinstance(reply.message, ChunkMap):
             described = type(self).index.encode()
-            return Reply(message=msgspec.structs.replace(reply.message, index=described))
+            return Reply(
+                message=msgspec.structs.replace(reply.message, index=described)
+            )
         parts = reply.payload if isinstance(reply.payload, list) else [reply.payload]
         type(self).sent += sum(map(len, parts))
         return reply
