@@ -292,7 +292,18 @@ def session_of_task() -> Session | None:
         session = _of_worker.get(worker)
         if session is None or session.closed:
             session = _of_worker[worker] = _make_for(worker)
+        else:
+            _look_beside(worker, session)
         return session
+
+
+def _look_beside(worker: DaskWorker, session: Session) -> None:
+    """Tell a worker's session of its store of now: another one, or one that may be mapped now."""
+    from tensorcast_dask.worker_plugin.context import keeper_of
+
+    keeper = keeper_of(worker)
+    if keeper is not None and keeper.card is not None:
+        session._core.stores.attend(keeper.card)  # noqa: SLF001 - made here
 
 
 def _make_for(worker: DaskWorker) -> Session:

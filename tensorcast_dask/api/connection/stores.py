@@ -121,6 +121,11 @@ class Stores:
                 if known is None or known.incarnation <= card.incarnation:
                     self._cards[card.node] = card
 
+    def attend(self, card: NodeCard) -> None:
+        """Take note of the store beside this worker."""
+        self.learn((card,))
+        self.own = card.node
+
     def local(self) -> list[NodeCard]:
         """Give stores that say they are on this host, this worker's own first."""
         with self._lock:
