@@ -76,6 +76,23 @@ def test_a_worker_that_follows_another_in_the_same_process_adopts_its_store(
         assert [card.node for card in stores_in(run_dir)] == [before.node]
 
 
+def test_restarting_ends_workers_of_this_process_and_keeps_their_stores_for_the_next(
+    run_dir: Path,
+) -> None:
+    """Dask starts no worker without a nanny again."""
+    with local_cluster(run_dir, n_workers=2, settings=SETTINGS) as cluster:
+        before = {card.node: card.incarnation for card in attended(run_dir, 2)}
+        with Client(cluster) as client:
+            client.restart(wait_for_workers=False)
+        eventually(
+            lambda: not any(card.worker for card in stores_in(run_dir)), within_s=40
+        )
+        never(lambda: {c.node for c in stores_in(run_dir)} != set(before), for_s=4)
+        cluster.scale(3)  # Dask counts the two that are gone for some seconds yet
+        heir = attended(run_dir, 1)[0]
+        assert heir.incarnation == before[heir.node] + 1
+
+
 def test_closing_the_cluster_leaves_no_store(run_dir: Path) -> None:
     with local_cluster(run_dir, n_workers=2, settings=SETTINGS):
         attended(run_dir, 2)

@@ -17,6 +17,7 @@ from tensorcast_dask.tensors.messages import NodeCard, NodeState
 from tests.kit.baseline import no_lease_lost
 from tests.kit.clusters import Cluster, Process, stopped
 from tests.kit.eventually import eventually, never
+from tests.kit.local import local_cluster, stores_in
 from tests.kit.tasks import keep_the_gil, keep_the_process, remove_all_workers
 
 pytestmark = pytest.mark.timeout(240)  # for hangs, not for busy machines
@@ -254,6 +255,85 @@ def test_three_killed_workers_share_their_stores_out_again(cluster: Cluster) -> 
     assert len({card.worker for card in after}) == 3
 
 
+def test_what_befalls_one_worker_of_three_befalls_its_store_alone(
+    cluster: Cluster,
+) -> None:
+    """The rest of the table with three workers on the host, one misfortune after the other."""
+    nannies = {name: cluster.start_worker(name=name) for name in ("a", "b", "c")}
+    before = {card.name: card for card in cluster.wait_for_stores(3)}
+    cluster.wait_for_workers(3)
+    cluster.wait_for_nodes(3, attended=3)
+
+    def others_kept(*names: str) -> None:
+        now = {card.node: card for card in cluster.stores()}
+        for name in names:
+            kept = now[before[name].node]
+            assert (kept.incarnation, kept.name) == (before[name].incarnation, name)
+
+    # Its nanny is killed, then nanny and worker at once: the next worker has its store.
+    for both, heir in ((False, "a2"), (True, "a3")):
+        pid = nannies["a"].worker_pid()
+        nannies["a"].kill()
+        if both:
+            os.kill(pid, signal.SIGKILL)
+        unattended(cluster, before["a"])
+        nannies["a"] = cluster.start_worker(name=heir)
+        before["a"] = adopted_again(cluster, before["a"])
+        assert before["a"].name == heir
+        others_kept("b", "c")
+    cluster.wait_for_workers(3)
+    # It stands still for longer than its lease: nothing.
+    nodes = cluster.wait_for_nodes(3, attended=3)
+    with Client(cluster.address) as client, no_lease_lost(client, nodes):
+        with stopped(nannies["b"].worker_pid()):
+            never(lambda: len(cluster.nodes()) != 3, for_s=3 * LEASE_S)
+        others_kept("b", "c")
+        # It is retired: its store ends.
+        client.retire_workers([before["b"].worker])
+    gone(cluster, before["b"], within_s=20)
+    others_kept("c")
+    # It is interrupted: its store goes in its time.
+    nannies["c"].kill(signal.SIGINT)
+    nannies["c"].wait()
+    gone(cluster, before["c"], within_s=SOON_S)
+    (left,) = cluster.wait_for_nodes(1, attended=1)
+    assert left.card.node == before["a"].node
+
+
+def test_scaling_nannies_down_to_one_leaves_one_store(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    run_dir = tmp_path_factory.mktemp("c") / "r"
+    with local_cluster(run_dir, n_workers=3, processes=True) as cluster:
+        eventually(
+            lambda: sum(bool(card.worker) for card in stores_in(run_dir)) == 3,
+            within_s=90,
+            what="three attended stores",
+        )
+        before = {card.node for card in stores_in(run_dir)}
+        with Client(cluster) as client:
+            cluster.scale(1)
+            eventually(lambda: len(stores_in(run_dir)) == 1, within_s=60)
+            (left,) = stores_in(run_dir)
+            assert left.worker
+            told = [event for _, event in client.get_events("tensorcast")]
+        ended = {one["node"] for one in told if one.get("topic") == "node_ended"}
+        assert ended == before - {left.node}
+
+
+def test_restarting_leaves_the_store_of_a_worker_without_nanny_for_the_next(
+    cluster: Cluster,
+) -> None:
+    """Dask has nobody to start such a worker again: it ends it, and its store is for the next."""
+    worker, card = one_worker(cluster, name="w", nanny=False)
+    with Client(cluster.address) as client:
+        client.restart(wait_for_workers=False)
+    worker.wait(60)
+    unattended(cluster, card)
+    cluster.start_worker(name="next", nanny=False)
+    assert adopted_again(cluster, card).name == "next"
+
+
 @NAMED
 def test_of_two_workers_that_race_for_one_orphan_one_adopts_it(
     cluster: Cluster, name: str
@@ -372,19 +452,23 @@ def test_a_call_that_keeps_the_gil_for_seconds_loses_no_short_lease(
 def test_stores_outlive_a_killed_scheduler_and_are_linked_again_without_a_worker(
     own: Cluster,
 ) -> None:
-    workers = [own.start_worker(), own.start_worker(name="b", nanny=False)]
-    before = {card.node: card for card in own.wait_for_stores(2)}
-    own.wait_for_nodes(2, attended=2)
+    workers = [
+        own.start_worker(),
+        own.start_worker(name="b", nanny=False),
+        own.start_worker(name="c", nanny=False),
+    ]
+    before = {card.node: card for card in own.wait_for_stores(3)}
+    own.wait_for_nodes(3, attended=3)
     own.scheduler.kill()
     for worker in workers:
         worker.end()
     for card in before.values():
         unattended(own, card)
     own.start_scheduler()
-    found = own.wait_for_nodes(2, attended=0)
+    found = own.wait_for_nodes(3, attended=0)
     assert {node.card.node for node in found} == set(before)
     own.start_worker(name="a")
-    own.wait_for_nodes(2, attended=1)
+    own.wait_for_nodes(3, attended=1)
     assert {card.node for card in own.stores()} == set(before)
 
 
