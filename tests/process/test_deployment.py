@@ -15,7 +15,7 @@ from tensorcast_dask.deploy import about, install
 from tensorcast_dask.exceptions import CatalogUnavailable, TensorCastError
 from tensorcast_dask.tensors.messages import NodeCard
 from tests.kit.clusters import Cluster
-from tests.kit.eventually import eventually
+from tests.kit.eventually import eventually, never
 from tests.kit.loops import on_loop
 
 pytestmark = pytest.mark.timeout(240)  # for hangs, not for busy machines
@@ -193,6 +193,35 @@ def test_with_tls_bytes_go_between_hosts_and_to_a_program(
             cast.replicate(artifact, b)
             assert len(cast.locations(artifact)) == 2
             assert artifact.tensor(framework="numpy").tobytes() == wanted.tobytes()
+
+
+def test_a_store_waits_for_the_new_certificates_of_an_adoption(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The scheduler is restarted with certificates that the stores of before do not know."""
+    paths = certificates(folder)
+    with Cluster(folder, SETTINGS, tls=paths) as cluster:
+        monkeypatch.setenv("TENSORCAST_RUN_DIR", str(cluster.run_dir))
+        cluster.start_scheduler()
+        worker = cluster.start_worker(name="a", nanny=False)
+        (before,) = cluster.wait_for_nodes(1, attended=1)
+        wanted = np.random.default_rng(1).integers(0, 255, 3 << 20, np.uint8)
+        with tc.connect(cluster.address, security=cluster.security()) as cast:
+            cast.put(wanted, "x")
+        cluster.scheduler.kill()
+        worker.end()
+        assert certificates(folder) == paths  # new ones, under the same names
+        cluster.start_scheduler()
+        cluster.wait_for_nodes(0)
+        never(lambda: cluster.nodes(), for_s=2)
+        (card,) = cluster.stores()
+        assert (card.node, card.worker) == (before.card.node, "")
+        cluster.start_worker(name="b", nanny=False)
+        (after,) = cluster.wait_for_nodes(1, attended=1)
+        assert after.card.node == card.node
+        with tc.connect(cluster.address, security=cluster.security()) as cast:
+            got = cast.artifact("x").tensor(framework="numpy")
+            assert got.tobytes() == wanted.tobytes()
 
 
 def _say_hello_in_plain(card: NodeCard) -> None:
