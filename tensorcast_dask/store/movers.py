@@ -28,8 +28,9 @@ from tensorcast_dask.exceptions import (
     TensorCastError,
 )
 from tensorcast_dask.store.core import now_s
+from tensorcast_dask.store.flights import Flights
 from tensorcast_dask.store.jobs import Once
-from tensorcast_dask.store.pulls import Flights, PullRun
+from tensorcast_dask.store.pulls import PullRun
 from tensorcast_dask.store.sharing import Pulled, share
 from tensorcast_dask.store.state.replicas import Life, Wanted
 from tensorcast_dask.store.state.tiers import FROM_HOST

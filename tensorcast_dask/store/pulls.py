@@ -40,14 +40,15 @@ from tensorcast_dask.tensors.checksums import encode_sums
 from tensorcast_dask.tensors.messages import Fault, Location
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from tensorcast_dask.dataplane.transports.base import Arrived, Source
     from tensorcast_dask.store.core import Core
+    from tensorcast_dask.store.flights import Flights
     from tensorcast_dask.store.state.replicas import Wanted
     from tensorcast_dask.tensors.ids import Generation
 
-__all__ = ["Flights", "PullRun", "lanes_for"]
+__all__ = ["PullRun", "lanes_for"]
 
 logger = logging.getLogger(__name__)
 
@@ -88,29 +89,6 @@ class _Side:
     lanes: list[_Lane] = field(default_factory=list)
     closing: bool = False
     error: TensorCastError | None = None
-
-
-class Flights:
-    """All pulls of one store: what may be under way is shared out evenly among their sources.
-
-    A pull that begins takes its share at once; the others come down to theirs with the
-    chunks that arrive. One chunk a source is always allowed: nobody waits for another's end.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self.sources = 0
-
-    @contextlib.contextmanager
-    def joined(self, sources: int) -> Iterator[None]:
-        """Count a pull's sources in for the length of a block."""
-        with self._lock:
-            self.sources += sources
-        try:
-            yield
-        finally:
-            with self._lock:
-                self.sources -= sources
 
 
 class PullRun:

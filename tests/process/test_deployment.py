@@ -213,7 +213,7 @@ def test_a_store_waits_for_the_new_certificates_of_an_adoption(
         assert certificates(folder) == paths  # new ones, under the same names
         cluster.start_scheduler()
         cluster.wait_for_nodes(0)
-        never(lambda: cluster.nodes(), for_s=2)
+        never(cluster.nodes, for_s=2)
         (card,) = cluster.stores()
         assert (card.node, card.worker) == (before.card.node, "")
         cluster.start_worker(name="b", nanny=False)

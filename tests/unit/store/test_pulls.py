@@ -9,8 +9,9 @@ import pytest
 
 from tensorcast_dask.dataplane.transports.base import Context
 from tensorcast_dask.store.core import Core
+from tensorcast_dask.store.flights import Flights
 from tensorcast_dask.store.machine import Machine
-from tensorcast_dask.store.pulls import Flights, PullRun, lanes_for
+from tensorcast_dask.store.pulls import PullRun, lanes_for
 from tensorcast_dask.store.shelf import Shelf
 from tensorcast_dask.store.state.replicas import Wanted
 from tensorcast_dask.tensors.ids import ArtifactId, Generation, Version
