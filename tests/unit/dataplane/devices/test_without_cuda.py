@@ -64,7 +64,7 @@ def test_every_call_of_cupy_is_typed_without_a_driver() -> None:
         lambda: driver.close(4096),
         lambda: driver.copy(Copy(side, side, 10, 0, ())),
         lambda: driver.event(0, ()),
-        lambda: driver.wrap(memory, 0, 10),
+        lambda: driver.wrap(memory, 0, 10, None),
         driver.list,
     ):
         with pytest.raises(UnsupportedPlatform, match="NVIDIA driver"):
