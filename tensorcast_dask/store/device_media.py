@@ -13,7 +13,7 @@ import os
 from typing import TYPE_CHECKING, Final
 
 from tensorcast_dask.dataplane.segments import MemoryFile
-from tensorcast_dask.exceptions import DeviceError, Gone, Mismatch, NotFound
+from tensorcast_dask.exceptions import DeviceError, Gone, NotFound
 from tensorcast_dask.store.core import now_s
 from tensorcast_dask.store.media import wanted_of
 from tensorcast_dask.store.state.replicas import Life
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tensorcast_dask.store.core import Core, Reading
     from tensorcast_dask.store.devices import Devices
     from tensorcast_dask.store.media import Medium
-    from tensorcast_dask.store.state.replicas import Filling, Wanted
+    from tensorcast_dask.store.state.replicas import Copy, Filling, Wanted
     from tensorcast_dask.tensors.ids import Generation
 
 __all__ = ["Pins", "Slabs", "media_of"]
@@ -67,10 +67,6 @@ class Slabs:
                 wanted_of(replica, Tier.DEVICE, until_s), until_s=until_s
             )
             try:
-                target, source = (  # the one that may be refused first
-                    core.hold(generation, filling.copy),
-                    core.hold(generation, held.copy),
-                )
                 pin = replica.copy(Tier.PINNED)
                 ready = pin is not None and pin.life is Life.COMMITTED
                 order = devices.order(
@@ -80,7 +76,7 @@ class Slabs:
                     sums=replica.sums,
                     fd=self._reader(held),
                     pinned=held.copy.segment if ready else 0,
-                    after=lambda: _release(core, source, target),
+                    uses=[(generation, filling.copy), (generation, held.copy)],
                 )
                 sums = devices.wait(order, until_s).sums
                 core.commit(
@@ -122,7 +118,7 @@ class Slabs:
                             core.release(target)
                 else:
                     own = core.shelf.own(filling.copy.segment)
-                    self._copy(held, own, until_s, core.hold(generation, filling.copy))
+                    self._copy(held, own, until_s, into=filling.copy)
                 core.commit(
                     generation,
                     Tier.HOST,
@@ -142,32 +138,25 @@ class Slabs:
     def _copied(self, held: Reading, until_s: float) -> MemoryFile:
         file = MemoryFile(held.replica.nbytes, name="tensorcast-read")
         try:
-            self._copy(held, file, until_s, None)
+            self._copy(held, file, until_s)
         except BaseException:
             file.close()
             raise
         return file
 
     def _copy(
-        self, held: Reading, file: MemoryFile, until_s: float, target: Reading | None
+        self,
+        held: Reading,
+        file: MemoryFile,
+        until_s: float,
+        *,
+        into: Copy | None = None,
     ) -> None:
-        """Have a slab written to a file; the lease on its target ends with the order."""
+        """Have a slab written to a file, that of the copy `into` where it is one's."""
         core, replica = self._core, held.replica
-        source = core.hold(replica.generation, held.copy)
-        targets = () if target is None else (target,)
+        fd = file.write_description()
         try:
-            order = self._devices.order(
-                Act.SAVE,
-                held.copy.segment,
-                nbytes=replica.nbytes,
-                sums=replica.sums,
-                fd=file.write_description(),
-                after=lambda: _release(core, source, *targets),
-            )
-            sums = self._devices.wait(order, until_s).sums
-        except Mismatch as error:
-            self._devices.damaged(replica, error)
-            raise
+            sums = self._devices.read(held, until_s, fd=fd, into=into)
         except DeviceError as error:  # to a reader the copy is gone; others may have it
             message = f"generation {replica.generation} is not to be had from the device: {error}"
             raise Gone(message, {"generation": replica.generation}) from error
@@ -177,7 +166,7 @@ class Slabs:
     def sums(self, generation: Generation) -> bytes:
         """Read a copy on the device for its sums."""
         with self._core.reading(generation, Tier.DEVICE) as held:
-            return self._devices.check(held, now_s() + _WITHIN_S)
+            return self._devices.read(held, now_s() + _WITHIN_S)
 
     def keeps(self, segment: int) -> bool:
         """Keep a slab of the device process that is attached; others ended with theirs."""
@@ -199,15 +188,13 @@ class Pins:
     def make(self, wanted: Wanted, filling: Filling, *, until_s: float) -> None:
         """Register the memory file of the copy that is marked."""
         core, copy = self._core, filling.copy
-        with core.lock:
-            held = core.hold(wanted.generation, copy)
-            order = self._devices.order(
-                Act.PIN,
-                copy.segment,
-                nbytes=wanted.nbytes,
-                fd=core.shelf.own(copy.segment).write_description(),
-                after=lambda: core.release(held),
-            )
+        order = self._devices.order(
+            Act.PIN,
+            copy.segment,
+            nbytes=wanted.nbytes,
+            fd=core.shelf.own(copy.segment).write_description(),
+            uses=[(wanted.generation, copy)],
+        )
         self._devices.wait(order, until_s)
 
     def save(self, generation: Generation, *, until_s: float) -> int:
@@ -249,8 +236,3 @@ class Pins:
         with self._core.lock:
             if self._devices.pid:
                 self._devices.order(Act.UNPIN, segment)
-
-
-def _release(core: Core, *held: Reading) -> None:
-    for one in held:
-        core.release(one)

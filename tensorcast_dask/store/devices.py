@@ -20,6 +20,8 @@ import os
 import threading
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+
 from tensorcast_dask.dataplane.hosts import PidWatch
 from tensorcast_dask.dataplane.server import Peer, Reply
 from tensorcast_dask.exceptions import (
@@ -27,7 +29,6 @@ from tensorcast_dask.exceptions import (
     DeadlineExceeded,
     Mismatch,
     NotFound,
-    TensorCastError,
 )
 from tensorcast_dask.store.core import now_s
 from tensorcast_dask.store.state.orders import Order, Orders
@@ -44,11 +45,12 @@ from tensorcast_dask.tensors.messages import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from tensorcast_dask.store.core import Core, Reading
     from tensorcast_dask.store.media import Medium
-    from tensorcast_dask.store.state.replicas import Replica
+    from tensorcast_dask.store.state.replicas import Copy
+    from tensorcast_dask.tensors.ids import Generation
     from tensorcast_dask.tensors.messages import OrderEnded
 
 __all__ = ["Devices"]
@@ -57,7 +59,6 @@ logger = logging.getLogger(__name__)
 
 _IDLE_S: Final = 1.0
 _WAIT: Final = DeviceOrder(number=0, act=Act.WAIT)
-_TIERS: Final = (Tier.DEVICE, Tier.PINNED)
 
 
 class Devices:
@@ -78,8 +79,8 @@ class Devices:
         self._shares = False
         #: Handles of slabs by segment; b"" where nobody else can open them.
         self._handles: dict[int, bytes] = {}
-        #: What is to be done when an order has ended, by its number.
-        self._after: dict[int, Callable[[], None]] = {}
+        #: Leases on what orders read and write, by their number.
+        self._leases: dict[int, list[Reading]] = {}
         #: Descriptions that go with orders, by their number.
         self._fds: dict[int, int] = {}
         #: What keeps the bytes of its tiers, under its orders.
@@ -145,14 +146,16 @@ class Devices:
             return Reply(message=order.told, fds=() if fd < 0 else (fd,))
 
     def _end(self, order: Order) -> None:
-        number = order.told.number
+        self._let_go(order.told.number)
+        self._changed.notify_all()
+
+    def _let_go(self, number: int) -> None:
+        """Close and release what an order had."""
         fd = self._fds.pop(number, -1)
         if fd >= 0:
             os.close(fd)
-        after = self._after.pop(number, None)
-        if after is not None:
-            after()
-        self._changed.notify_all()
+        for held in self._leases.pop(number):
+            self._core.release(held)
 
     def tick(self) -> None:
         """See whether the device process is gone (rule 5)."""
@@ -177,14 +180,14 @@ class Devices:
         logger.warning("%s", why)
         for order in self._orders.detach(why):
             self._end(order)
-        for tier in _TIERS:
+        for tier, medium in self.media.items():
             held = [g for g, r in core.table.replicas.items() if r.copy(tier)]
             for generation in held:
                 core.drop(generation, tier, why=why)
             stock = core.table.tiers[tier]
             core.table.set_row(_gone(stock.row))
             for segment in stock.pool.trim(stock.pool.warm_bytes):
-                core.room.media[tier].close(segment)
+                medium.close(segment)
         self._handles.clear()
         self._changed.notify_all()
         self.changed()
@@ -199,38 +202,40 @@ class Devices:
         sums: bytes = b"",
         fd: int = -1,
         pinned: int = 0,
-        after: Callable[[], None] | None = None,
+        uses: Iterable[tuple[Generation, Copy]] = (),
     ) -> Order:
-        """Give an order; `fd` is ours from here on, `after` runs under the lock when it ends.
+        """Give an order; it keeps `fd`, and leases on the copies that it uses, until it ends.
 
         Raises
         ------
         DeviceError
-            When there is no device; `after` has run then.
+            When there is no device.
+        Gone
+            When a copy was freed meanwhile.
         """
         with self._changed:
             orders = self._orders
-            told = DeviceOrder(
-                number=orders.number(),
-                act=act,
-                segment=segment,
-                nbytes=nbytes,
-                chunk_bytes=self._core.settings.chunk_bytes,
-                sums=sums,
-                pinned=pinned,
-            )
-            try:
-                order = orders.add(told)
-            except TensorCastError:
-                if fd >= 0:
-                    os.close(fd)
-                if after is not None:
-                    after()
-                raise
+            number = orders.number()
+            leases = self._leases[number] = []
             if fd >= 0:
-                self._fds[told.number] = fd
-            if after is not None:
-                self._after[told.number] = after
+                self._fds[number] = fd
+            try:
+                for generation, copy in uses:
+                    leases.append(self._core.hold(generation, copy))
+                order = orders.add(
+                    DeviceOrder(
+                        number=number,
+                        act=act,
+                        segment=segment,
+                        nbytes=nbytes,
+                        chunk_bytes=self._core.settings.chunk_bytes,
+                        sums=sums,
+                        pinned=pinned,
+                    )
+                )
+            except BaseException:
+                self._let_go(number)
+                raise
             self._changed.notify_all()
             return order
 
@@ -280,6 +285,12 @@ class Devices:
         return self._handles.get(segment, b"")
 
     # -------------------------------------------------------------- readers
+    def reaches(self, peer: Peer, device: str) -> bool:
+        """Say whether slabs of this node's device are handed to a peer that has it too."""
+        stock = self._core.table.tiers.get(Tier.DEVICE)
+        here = "" if stock is None else stock.row.device
+        return peer.unix and here == device and self.shares
+
     def open(self, request: Open, peer: Peer) -> Reply:
         """Hand a copy on the reader's device out.
 
@@ -289,9 +300,7 @@ class Devices:
             When there is none, or what was shared was changed.
         """
         core = self._core
-        stock = core.table.tiers.get(Tier.DEVICE)
-        here = "" if stock is None else stock.row.device
-        if not peer.unix or here != request.device or not self.shares:
+        if not self.reaches(peer, request.device):
             message = f"device {request.device} is not shared at this node; read from host memory"
             raise NotFound(message, {"device": request.device})
         held = core.acquire(request.generation, Tier.DEVICE)
@@ -317,39 +326,38 @@ class Devices:
         copy, replica = held.copy, held.replica
         if copy.exposed or (share and not replica.sums and replica.nbytes):
             alone = self._core.shelf.alone(copy.segment)
-            sums = self.check(held, until_s)
+            sums = self.read(held, until_s)
             with self._core.lock:
                 replica.sums = replica.sums or sums
                 copy.exposed = copy.exposed and not alone
         copy.exposed = copy.exposed or share
 
-    def check(self, held: Reading, until_s: float) -> bytes:
-        """Read a copy on the device and give its sums.
+    def read(
+        self, held: Reading, until_s: float, *, fd: int = -1, into: Copy | None = None
+    ) -> bytes:
+        """Read a copy on the device and give its sums; with `fd` into that file, a copy's.
 
         Raises
         ------
         Mismatch
             When they are not what they were; the copy is given up.
         """
-        again = self._core.hold(held.replica.generation, held.copy)
+        replica = held.replica
+        copies = [held.copy] if into is None else [into, held.copy]
         order = self.order(
-            Act.CHECK,
+            Act.CHECK if fd < 0 else Act.SAVE,
             held.copy.segment,
-            nbytes=held.replica.nbytes,
-            sums=held.replica.sums,
-            after=lambda: self._core.release(again),
+            nbytes=replica.nbytes,
+            sums=replica.sums,
+            fd=fd,
+            uses=[(replica.generation, copy) for copy in copies],
         )
         try:
             return self.wait(order, until_s).sums
         except Mismatch as error:
-            self.damaged(held.replica, error)
+            why = f"changed while shared: {error}"
+            self._core.drop(replica.generation, Tier.DEVICE, why=why)
             raise
-
-    def damaged(self, replica: Replica, error: Mismatch) -> None:
-        """Give a copy on the device up that is not what it was."""
-        self._core.drop(
-            replica.generation, Tier.DEVICE, why=f"changed while shared: {error}"
-        )
 
 
 def _rows(request: AttachDevice, host_bytes: int) -> tuple[TierRow, TierRow]:
@@ -377,13 +385,8 @@ def _rows(request: AttachDevice, host_bytes: int) -> tuple[TierRow, TierRow]:
 
 def _gone(row: TierRow) -> TierRow:
     """Describe a tier whose device is lost: it holds nothing more."""
-    return TierRow(
-        tier=row.tier,
-        capacity_bytes=0,
-        proof=row.proof,
-        charges=row.charges,
-        over=row.over,
-        grain_bytes=row.grain_bytes,
+    return msgspec.structs.replace(
+        row, capacity_bytes=0, warm_bytes=0, spill=None, device=""
     )
 
 

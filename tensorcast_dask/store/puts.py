@@ -131,9 +131,7 @@ class Puts:
         """
         if isinstance(request, Commit) or not request.device:
             return Tier.HOST
-        stock = self._core.table.tiers.get(Tier.DEVICE)
-        here = "" if stock is None else stock.row.device
-        if not peer.unix or here != request.device or not self._devices.shares:
+        if not self._devices.reaches(peer, request.device):
             message = f"device {request.device} cannot be filled at this node; put to host memory"
             raise NotFound(message, {"device": request.device})
         return Tier.DEVICE
