@@ -21,9 +21,10 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from tensorcast_dask.dataplane.auth import check_uid
+import msgspec
+
+from tensorcast_dask.dataplane.channel import Channel, Credentials, Prefer
 from tensorcast_dask.dataplane.direct import Direct
-from tensorcast_dask.dataplane.framing import Frame, FrameStream
 from tensorcast_dask.dataplane.hosts import PidWatch
 from tensorcast_dask.dataplane.sockets import not_in_children
 from tensorcast_dask.exceptions import (
@@ -33,21 +34,21 @@ from tensorcast_dask.exceptions import (
     UnsupportedPlatform,
     WrongPeer,
 )
+from tensorcast_dask.tensors.ids import Incarnation
 from tensorcast_dask.tensors.messages import (
     CallAnswered,
     CallerHere,
     CallInstance,
-    Hello,
     Refused,
     Role,
     StoreReply,
     ToInstance,
-    Welcome,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tensorcast_dask.dataplane.framing import Frame, FrameStream
     from tensorcast_dask.tensors.messages import NodeCard, StoreRequest
 
 __all__ = ["NOT_FORKED", "Line", "Waiter"]
@@ -58,7 +59,6 @@ NOT_FORKED: Final = (
     "an attachment does not survive fork; start processes with spawn and attach there"
 )
 _CONNECT_S: Final = 5.0
-_STALL_S: Final = 30.0
 _SEND_S: Final = 30.0
 _MOST_PAYLOAD_BYTES: Final = 1 << 30
 _Heard = StoreReply | ToInstance
@@ -122,7 +122,7 @@ class Line:
         not_in_children(self._wake, self._woken)
 
     # ------------------------------------------------------------ life
-    def open(self, card: NodeCard, *, within_s: float = _CONNECT_S) -> Welcome:
+    def open(self, card: NodeCard) -> None:
         """Connect to a store and shake hands; before anybody else uses the line.
 
         Raises
@@ -130,20 +130,18 @@ class Line:
         PeerLost, WrongPeer, DeadlineExceeded
             When there is none, or another one.
         """
-        until_s = time.monotonic() + within_s
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        stream = FrameStream(sock, peer=f"node {card.node[:8]}", stall_s=_STALL_S)
+        # A store that was adopted anew is the same store.
+        card = msgspec.structs.replace(card, incarnation=Incarnation(0))
+        channel = Channel.connect(
+            card,
+            credentials=Credentials(role=Role.INSTANCE, host=card.host),
+            prefer=Prefer.UNIX,
+            until_s=time.monotonic() + _CONNECT_S,
+        )
+        # From here on it is no channel: either end speaks at any time (rule 2).
+        stream = channel.stream
         try:
-            try:
-                sock.settimeout(within_s)
-                sock.connect(card.socket)
-                sock.settimeout(None)
-            except OSError as error:
-                message = f"node {card.node[:8]} cannot be reached: {error}"
-                raise PeerLost(message) from error
-            check_uid(sock)
-            watch = PidWatch.of_peer(sock)
-            welcome = _greet(stream, card, until_s)
+            watch = PidWatch.of_peer(stream.sock)
         except BaseException:
             stream.close()
             raise
@@ -152,7 +150,6 @@ class Line:
             if fd >= 0:
                 self._own.register(fd, select.POLLIN)
                 self._all.register(fd, select.POLLIN)
-        return welcome
 
     def close(self) -> None:
         """End the connection; who waits is told. Idempotent."""
@@ -337,21 +334,6 @@ class Line:
             message = "the node answered what nobody had asked"
             raise PeerLost(message)
         waiter.give(frame)
-
-
-def _greet(stream: FrameStream, card: NodeCard, until_s: float) -> Welcome:
-    hello = Hello(node=card.node, role=Role.INSTANCE, pid=os.getpid(), host=card.host)
-    stream.send(hello, until_s=until_s)
-    frame: Frame[Any] = stream.receive(
-        StoreReply,  # type: ignore[arg-type]  # a union, decoded as one
-        until_s=until_s,
-    )
-    if isinstance(frame.message, Refused):
-        raise frame.message.fault.error()
-    if not isinstance(frame.message, Welcome):
-        message = f"{stream.peer} did not welcome this process"
-        raise WrongPeer(message)
-    return frame.message
 
 
 def _lost() -> PeerLost:
