@@ -71,10 +71,6 @@ __all__ = ["Artifacts"]
 
 _CREATE_TTL_S: Final = 600.0
 _RELEASE_S: Final = 10.0
-_SMALL_BYTES: Final = 1 << 20
-_MOST_BYTES: Final = 1 << 62
-_PAUSE_S: Final = 0.02
-_STAMPS: Final = 10
 
 
 class Artifacts:
@@ -263,7 +259,7 @@ class Artifacts:
         until_s: float,
     ) -> None:
         index, sources = what
-        small = index.nbytes < _SMALL_BYTES
+        small = index.nbytes <= self._line.small_bytes
         commit = Commit(
             rid=self._session.next_rid(),
             generation=created.generation,

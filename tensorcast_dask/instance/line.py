@@ -116,6 +116,8 @@ class Line:
         self._stream: FrameStream | None = None
         self._watch: PidWatch | None = None
         self.thread: threading.Thread | None = None
+        #: At most so much goes to the store in one message, and lies in a slab there.
+        self.small_bytes = 0
         self._wake, self._woken = socket.socketpair()
         self._woken.settimeout(0)
         self._wake.settimeout(0)
@@ -146,6 +148,7 @@ class Line:
             stream.close()
             raise
         self._stream, self._watch = stream, watch
+        self.small_bytes = channel.welcome.small_bytes
         for fd in (stream.fileno(), watch.fileno(), self._woken.fileno()):
             if fd >= 0:
                 self._own.register(fd, select.POLLIN)

@@ -86,7 +86,7 @@ def cast(run_dir: Path) -> Iterator[tc.Session]:
             threads_per_worker=2,
             host_memory="128 MiB",
             dashboard_address=None,
-            settings={"run-dir": str(run_dir)},
+            settings={"run-dir": str(run_dir), "segment.own-bytes": "2 MiB"},
         ) as cluster,
         tc.connect(cluster) as session,
     ):
@@ -263,6 +263,17 @@ def test_lent_memory_is_read_where_it_is_and_ends_with_its_owner(
         kept = cast.artifact("lent/x")
     assert (kept.version, copy.version) == (2, 2)
     assert (kept.tensor_dict(framework="numpy")["x"] == 3.0).all()
+
+
+@pytest.mark.parametrize("nbytes", [100, 2_000_000, 2 << 20, 3 << 20])
+def test_what_an_instance_puts_is_read_by_others(
+    cast: tc.Session, run_dir: Path, nbytes: int
+) -> None:
+    content = np.random.default_rng(nbytes).bytes(nbytes)
+    with engine("e", run_dir) as instance:
+        made = instance.put({"x": np.frombuffer(content, np.uint8)}, f"put/{nbytes}")
+        read = cast.artifact(made.id).tensor(framework="numpy")
+    assert bytes(read) == content
 
 
 def test_a_forked_child_cannot_use_or_end_the_attachment(
