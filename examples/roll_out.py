@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +33,9 @@ def start(name: str, run_dir: str) -> subprocess.Popen[str]:
     return process
 
 
-def main() -> None:
+@contextmanager
+def engines(*names: str) -> Iterator[tc.Session]:
+    """A cluster with engines of these names attached."""
     run_dir = tempfile.mkdtemp(prefix="tcd-")
     settings = {"run-dir": run_dir}
     with (
@@ -40,12 +44,17 @@ def main() -> None:
         ) as cluster,
         tc.connect(cluster) as cast,
     ):
-        engines = [start(name, run_dir) for name in ("engine-0", "engine-1")]
+        started = [start(name, run_dir) for name in names]
         try:
-            roll_out(cast)
+            yield cast
         finally:
-            for engine in engines:
+            for engine in started:
                 engine.communicate(timeout=30)  # its stdin ends, and it detaches
+
+
+def main() -> None:
+    with engines("engine-0", "engine-1") as cast:
+        roll_out(cast)
 
 
 def roll_out(cast: tc.Session) -> None:

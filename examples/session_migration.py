@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-import tempfile
-
 from paged_engine import PagedEngine
-from roll_out import start
+from roll_out import engines
 
 import tensorcast_dask as tc
 
 
 def main() -> None:
-    run_dir = tempfile.mkdtemp(prefix="tcd-")
-    settings = {"run-dir": run_dir}
-    with (
-        tc.LocalCluster(
-            n_workers=2, host_memory="64 MiB", settings=settings
-        ) as cluster,
-        tc.connect(cluster) as cast,
-    ):
-        engines = [start(name, run_dir) for name in ("busy", "idle")]
-        try:
-            migrate(cast)
-        finally:
-            for engine in engines:
-                engine.communicate(timeout=30)
+    with engines("busy", "idle") as cast:
+        migrate(cast)
 
 
 def migrate(cast: tc.Session) -> None:
