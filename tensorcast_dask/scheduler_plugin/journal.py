@@ -192,7 +192,6 @@ class Journal:
                 group = self._next_group()
             if not self._commit(group):
                 return
-            faults.point("journal.committed", _kinds(group))
             if self._absorb is not None:
                 self._absorb(tuple(row for batch in group for row in batch.rows))
             self._notify(Journaled(seq=group[-1].seq))
@@ -211,10 +210,10 @@ class Journal:
 
     def _commit(self, group: list[Persist]) -> bool:
         """Write until the disk takes it; False when the journal was closed meanwhile."""
-        stalled = False
+        stalled, kinds = False, _kinds(group)
         while self._disk is not None:
             try:
-                faults.point("journal.before_commit", _kinds(group))
+                faults.point("journal.before_commit", kinds)
                 self._disk.write(group)
                 break
             except (OSError, duckdb.Error) as error:
@@ -227,6 +226,7 @@ class Journal:
                     self._wake.wait_for(lambda: self._closing, RETRY_S)
         if stalled:
             self._notify(JournalBack())
+        faults.point("journal.committed", kinds)
         return True
 
 
