@@ -275,12 +275,7 @@ class Keeper:
             news.store_attends(
                 adopted.card, self._control.settings, self._control.folder, how=how
             )
-            excess = oversold(
-                hosts.budgets(self._control.folder.parent),
-                machine_bytes=dask_private.machine_bytes(),
-            )
-            if excess:
-                log.warning("worker %s: %s", self.worker.address, excess)
+            self.spawn(self._look_at_the_host())
         if self._state.phase is Phase.ATTENDING:
             self._watch(adopted.card.node)
             if not again:
@@ -289,6 +284,13 @@ class Keeper:
                 "inproc://"
             ):  # else it is the program
                 pressure.prefer_this_process()
+
+    async def _look_at_the_host(self) -> None:
+        """Warn when all stores of this host may take more than it has."""
+        given = await asyncio.to_thread(hosts.budgets, self._control.folder.parent)
+        excess = oversold(given, machine_bytes=dask_private.machine_bytes())
+        if excess:
+            log.warning("worker %s: %s", self.worker.address, excess)
 
     async def _ask(self, card: NodeCard, grant: bytes) -> StoreAdopted:
         """Adopt a store; one of another cluster together with that cluster (rule 4)."""
