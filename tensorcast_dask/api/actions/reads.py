@@ -185,6 +185,12 @@ async def _find(core: Core, info: ArtifactInfo, limit: Deadline) -> Found:
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
+async def _anywhere(core: Core, info: ArtifactInfo, limit: Deadline) -> Found:
+    """Take the bytes from a node of this host, else from wherever they are."""
+    found = await core.in_thread(_open_here, core, info, limit)
+    return found if found is not None else await _find(core, info, limit)
+
+
 async def _find_at(
     core: Core,
     info: ArtifactInfo,
@@ -273,8 +279,7 @@ def read(
         return finish(await _find(core, info, limit))
 
     async def work() -> Any:
-        found = await core.in_thread(_open_here, core, info, limit)
-        return finish(found) if found is not None else await everywhere()
+        return finish(await _anywhere(core, info, limit))
 
     if core.asynchronous:
         return core.call(work)
@@ -301,9 +306,9 @@ async def _read_on(
     else:
         found = await core.in_thread(on_device.copied, core, info, own, limit)
     if found is None:
-        here = await core.in_thread(_open_here, core, info, limit)
-        here = here or await _find(core, info, limit)
-        index, content = here.packed()
+        here = await _anywhere(core, info, limit)
+        # A view is copied to be packed: not on the event loop.
+        index, content = await core.in_thread(here.packed)
         found = await core.in_thread(on_device.loaded, own, index, content)
     return arrays.materialise_on(
         found.holding, found.index, framework=framework, names=wanted
@@ -321,8 +326,7 @@ def read_into(
     async def work() -> None:
         if await core.in_thread(on_device.bind, core, info, targets, limit):
             return
-        found = await core.in_thread(_open_here, core, info, limit)
-        found = found or await _find(core, info, limit)
+        found = await _anywhere(core, info, limit)
         await core.in_thread(_copy_out, found, targets)
 
     return core.call(work)
@@ -410,12 +414,11 @@ async def save_view(
     """Write a view from this process: the stores hold its base, not it."""
     from tensorcast_dask.dataplane.files.save import save
 
-    found = await core.in_thread(_open_here, core, info, limit)
-    content_of = found or await _find(core, info, limit)
+    found = await _anywhere(core, info, limit)
 
     def write() -> Moved:
         started_s = time.monotonic()
-        own, content = content_of.packed()
+        own, content = found.packed()
         saved = save(
             path,
             own,
