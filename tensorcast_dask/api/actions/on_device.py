@@ -40,27 +40,18 @@ from tensorcast_dask.exceptions import (
     PeerLost,
     WrongPeer,
 )
-from tensorcast_dask.tensors.messages import (
-    Commit,
-    Done,
-    Open,
-    Opened,
-    Reserve,
-    Reserved,
-    Tier,
-)
+from tensorcast_dask.tensors.messages import Open, Opened, Tier
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from tensorcast_dask.api.connection.core import Core
     from tensorcast_dask.api.connection.deadlines import Deadline
-    from tensorcast_dask.api.connection.operation import Tally
     from tensorcast_dask.dataplane.arrays import Source
     from tensorcast_dask.dataplane.devices import Device
     from tensorcast_dask.dataplane.devices.own import OwnDevice
-    from tensorcast_dask.tensors.ids import ArtifactId
-    from tensorcast_dask.tensors.messages import ArtifactInfo, Created, NodeCard
+    from tensorcast_dask.dataplane.framing import Frame
+    from tensorcast_dask.tensors.messages import ArtifactInfo, NodeCard, Reserved
     from tensorcast_dask.tensors.specs import Index
 
 __all__ = [
@@ -68,10 +59,10 @@ __all__ = [
     "bind",
     "copied",
     "device_of",
+    "fill",
     "loaded",
     "open_slab",
     "put_device",
-    "send",
     "shared",
 ]
 
@@ -232,36 +223,10 @@ def put_device(sources: Sequence[Source]) -> Device | None:
     return devices.pop() if len(devices) == 1 else None
 
 
-def send(
-    core: Core,
-    created: Created,
-    artifact_id: ArtifactId,
-    index: Index,
-    sources: Sequence[Source],
-    labels: dict[str, str],
-    limit: Deadline,
-    tally: Tally,
-    *,
-    device: Device,
+def fill(
+    frame: Frame[Reserved], device: Device, index: Index, sources: Sequence[Source]
 ) -> None:
-    """Fill a slab of the node, device to device, and freeze it. Blocks.
-
-    Raises
-    ------
-    NotFound, CapacityError
-        When the node's device is another one by now, or has no room.
-    """
-    request = Reserve(
-        rid=core.link.next_rid(),
-        generation=created.generation,
-        id=artifact_id,
-        version=created.version,
-        nbytes=index.nbytes,
-        deadline_s=limit.left_s(),
-        labels=labels,
-        device=device.id.uuid,
-    )
-    frame = core.stores.ask(created.node, request, Reserved, limit)
+    """Fill a slab that a node has reserved, device to device. Blocks."""
     tag = frame.take_fd()
     try:
         memory = device.open(SlabHandle.decode(frame.message.handle))
@@ -271,11 +236,6 @@ def send(
             device.close(memory)
     finally:
         os.close(tag)
-    commit = Commit(
-        rid=core.link.next_rid(), generation=created.generation, index=index.encode()
-    )
-    core.stores.ask(created.node, commit, Done, limit)
-    tally.add(index.nbytes)
 
 
 # -------------------------------------------------------------------- binding

@@ -20,6 +20,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -164,42 +165,56 @@ async def put(
         index, sources = await core.in_thread(arrays.canonical, tensors)
     else:  # describing reads no element; a thread costs more
         index, sources = arrays.canonical(tensors)
-    device = on_device.put_device(sources)
-    where = _Where(labels, replicas, version, node, limit, tally)
-    if device is not None and index.nbytes > core.stores.small_bytes:
-        try:
-            return await _put(core, artifact_id, index, sources, where, device)
-        except (AbsentError, CapacityError) as error:
-            logger.info("%r is put to host memory: %s", artifact_id, error)
-    return await _put(core, artifact_id, index, sources, where, None)
+    what = _Put(
+        ArtifactId(artifact_id),
+        index,
+        sources,
+        check_labels(labels),
+        replicas,
+        version,
+        node,
+        limit,
+        tally,
+    )
+    if index.nbytes > core.stores.small_bytes:
+        device = on_device.put_device(sources)
+        if device is not None:
+            try:
+                return await _put(core, replace(what, device=device))
+            except (AbsentError, CapacityError) as error:
+                logger.info("%r is put to host memory: %s", artifact_id, error)
+    return await _put(core, what)
 
 
-class _Where(NamedTuple):
-    """What was asked of a put beside its content."""
+@dataclass(slots=True)
+class _Put:
+    """What is put, and how."""
 
-    labels: Mapping[str, str] | None
+    id: ArtifactId
+    index: Index
+    sources: Sequence[Source]
+    labels: dict[str, str]
     replicas: int
     version: object
     node: str
     limit: Deadline
     tally: Tally
+    #: On which it lies and is to lie; None for host memory.
+    device: Device | None = None
+
+    @property
+    def uuid(self) -> str:
+        """The device's; "" for host memory."""
+        return "" if self.device is None else self.device.id.uuid
 
 
-async def _put(
-    core: Core,
-    artifact_id: str,
-    index: Index,
-    sources: Sequence[Source],
-    where: _Where,
-    device: Device | None,
-) -> ArtifactInfo:
+async def _put(core: Core, what: _Put) -> ArtifactInfo:
     """Put to host memory, or to the slab of a node that has the device."""
-    limit, tally, named = where.limit, where.tally, check_labels(where.labels)
-    send = _send if device is None else partial(on_device.send, device=device)
+    index, limit = what.index, what.limit
     patient = deadline(0.0)
-    tally.total = index.nbytes
+    what.tally.total = index.nbytes
     while True:
-        tally.done = 0
+        what.tally.done = 0
         with contextlib.ExitStack() as stack:
             commit = LATER
             if index.nbytes <= core.stores.small_bytes and limit.left_s() > _DOUBT_S:
@@ -208,21 +223,21 @@ async def _put(
             try:
                 created = await take_name(
                     core,
-                    artifact_id,
+                    what.id,
                     index,
                     owner=Owner.SYSTEM,
-                    labels=where.labels,
-                    replicas=where.replicas,
-                    version=where.version,
-                    node=where.node,
+                    labels=what.labels,
+                    replicas=what.replicas,
+                    version=what.version,
+                    node=what.node,
                     limit=limit,
                     commit=commit,
-                    device="" if device is None else device.id.uuid,
+                    device=what.uuid,
                 )
             except AlreadyExists as error:
-                sums = partial(_sums, index, sources)
+                sums = partial(_sums, index, what.sources)
                 digest = index.digest()
-                same = await same_content(core, artifact_id, digest, sums, error, limit)
+                same = await same_content(core, what.id, digest, sums, error, limit)
                 if same is None:
                     raise
                 return same
@@ -231,9 +246,8 @@ async def _put(
                     raise
                 await asyncio.sleep(_AGAIN_S)
                 continue
-            what = ArtifactId(artifact_id), index, sources, named, limit, tally
             try:
-                return await _bring(core, created, send, what, commit)
+                return await _bring(core, created, what, commit)
             except AbsentError:
                 if not _is_forgotten(core, created):
                     raise
@@ -242,14 +256,13 @@ async def _put(
 
 
 async def _bring(
-    core: Core, created: Created, send: Any, what: Any, commit: Commitment
+    core: Core, created: Created, what: _Put, commit: Commitment
 ) -> ArtifactInfo:
     """Send the bytes and have the commit answered."""
-    limit: Deadline = what[-2]
     try:
         async with creation(core, created):
-            await _sent(core, created, send, what)
-            return await finish(core, created, limit, commit)
+            await _sent(core, created, what)
+            return await finish(core, created, what.limit, commit)
     except PeerLost:
         if commit is LATER:
             raise
@@ -259,10 +272,10 @@ async def _bring(
         raise
 
 
-async def _sent(core: Core, created: Created, send: Any, what: Any) -> None:
+async def _sent(core: Core, created: Created, what: _Put) -> None:
     """Send the bytes; when it ends, in whatever way, the caller's memory is read no more."""
-    tally: Tally = what[-1]
-    sending = core.in_thread(send, core, created, *what)
+    tally = what.tally
+    sending = core.in_thread(_send, core, created, what)
     if tally.total <= core.stores.small_bytes:  # copied before anything is sent
         await sending
         return
@@ -348,37 +361,34 @@ async def finish(
 
 
 # -------------------------------------------------------------------- bytes to the store
-def _send(
-    core: Core,
-    created: Created,
-    artifact_id: ArtifactId,
-    index: Index,
-    sources: Sequence[Source],
-    labels: dict[str, str],
-    limit: Deadline,
-    tally: Tally,
-) -> None:
+def _send(core: Core, created: Created, what: _Put) -> None:
     """Bring the bytes to the node and freeze them there. Blocks."""
+    index, limit = what.index, what.limit
     if index.nbytes <= core.stores.small_bytes:
         content = bytearray(index.nbytes)
-        arrays.copy_into(sources, index, content, threads=1)
+        arrays.copy_into(what.sources, index, content, threads=1)
         commit = Commit(
             rid=core.link.next_rid(),
             generation=created.generation,
             index=index.encode(),
             inline=True,
-            id=artifact_id,
+            id=what.id,
             version=created.version,
-            labels=labels,
+            labels=what.labels,
         )
         core.stores.ask(created.node, commit, Done, limit, payload=content)
         return
-    frame = reserve(core, created, artifact_id, index.nbytes, labels, limit)
+    frame = reserve(
+        core, created, what.id, index.nbytes, what.labels, limit, device=what.uuid
+    )
     try:
-        if frame.message.mapped:
-            _fill_here(core, created, frame, index, sources, limit, tally)
+        if what.device is not None:
+            on_device.fill(frame, what.device, index, what.sources)
+            what.tally.add(index.nbytes)
+        elif frame.message.mapped:
+            _fill_here(core, created, frame, what)
         else:
-            _fill_remote(core, created, index, sources, limit, tally)
+            _fill_remote(core, created, what)
         commit = Commit(
             rid=core.link.next_rid(),
             generation=created.generation,
@@ -397,8 +407,13 @@ def reserve(
     nbytes: int,
     labels: dict[str, str],
     limit: Deadline,
+    *,
+    device: str = "",
 ) -> Frame[Reserved]:
-    """Ask the node for room; the frame brings a description when it is mapped."""
+    """Ask the node for room, in host memory or on its device.
+
+    The frame brings a description when the room is mapped, or the tag of a slab.
+    """
     request = Reserve(
         rid=core.link.next_rid(),
         generation=created.generation,
@@ -406,8 +421,9 @@ def reserve(
         version=created.version,
         nbytes=nbytes,
         deadline_s=limit.left_s(),
-        map=created.node.host == core.host,
+        map=not device and created.node.host == core.host,
         labels=labels,
+        device=device,
     )
     return core.stores.ask(created.node, request, Reserved, limit)
 
@@ -420,13 +436,7 @@ def give_back(core: Core, created: Created) -> None:
 
 
 def _fill_here(
-    core: Core,
-    created: Created,
-    frame: Frame[Reserved],
-    index: Index,
-    sources: Sequence[Source],
-    limit: Deadline,
-    tally: Tally,
+    core: Core, created: Created, frame: Frame[Reserved], what: _Put
 ) -> None:
     """Fill a segment of this host and close its description.
 
@@ -436,42 +446,35 @@ def _fill_here(
     """
     fd = frame.take_fd()
     try:
-        spans, others = arrays.spans(sources, index)
+        spans, others = arrays.spans(what.sources, what.index)
         if frame.message.warm and not others:
             allow_reader(created.node.pid)
             request = Fill(
                 rid=core.link.next_rid(), generation=created.generation, spans=spans
             )
             with contextlib.suppress(UnsupportedPlatform):
-                core.stores.ask(created.node, request, Done, limit)
-                tally.add(index.nbytes)
+                core.stores.ask(created.node, request, Done, what.limit)
+                what.tally.add(what.index.nbytes)
                 return
-        arrays.write_into(sources, index, fd, on_bytes=tally.add)
+        arrays.write_into(what.sources, what.index, fd, on_bytes=what.tally.add)
     finally:
         os.close(fd)
 
 
-def _fill_remote(
-    core: Core,
-    created: Created,
-    index: Index,
-    sources: Sequence[Source],
-    limit: Deadline,
-    tally: Tally,
-) -> None:
+def _fill_remote(core: Core, created: Created, what: _Put) -> None:
     """Send the content in chunks over TCP; no more than a few of them are ever copied."""
-    content = arrays.RangeReader(sources, index)
+    content, nbytes = arrays.RangeReader(what.sources, what.index), what.index.nbytes
     step = core.stores.chunk_bytes
 
     def send(offset: int) -> None:
         request = Write(
             rid=core.link.next_rid(), generation=created.generation, offset=offset
         )
-        part = content.read(offset, min(step, index.nbytes - offset))
-        core.stores.ask(created.node, request, Done, limit, payload=part.data)
-        tally.add(part.nbytes)
+        part = content.read(offset, min(step, nbytes - offset))
+        core.stores.ask(created.node, request, Done, what.limit, payload=part.data)
+        what.tally.add(part.nbytes)
 
     memory.run_parallel(
-        [partial(send, offset) for offset in range(0, index.nbytes, step)],
+        [partial(send, offset) for offset in range(0, nbytes, step)],
         threads=_THREADS,
     )
