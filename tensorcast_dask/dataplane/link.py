@@ -9,7 +9,9 @@ Rules:
    that other threads send from that instant on, so no change falls between.
 3. A lost link is tried again each `retry_s`, for ever; only `LinkRefused(retry=False)`,
    `stop` or nothing to aim at ends that.
-4. A lease runs from the instant at which its renewal was *sent*, on this node's clock.
+4. `stop` and a new aim also end an attempt that hangs: a catalog that takes the
+   connection and says nothing holds nobody up.
+5. A lease runs from the instant at which its renewal was *sent*, on this node's clock.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from typing import TYPE_CHECKING, Final
 
 from tensorcast_dask.dataplane.auth import LINK, Caller, client_tls
 from tensorcast_dask.dataplane.framing import Frame, FrameStream
-from tensorcast_dask.dataplane.sockets import not_in_children
+from tensorcast_dask.dataplane.sockets import is_tls, not_in_children
 from tensorcast_dask.exceptions import (
     CatalogUnavailable,
     TensorCastError,
@@ -47,7 +49,7 @@ from tensorcast_dask.tensors.messages import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
 __all__ = ["Link", "LinkCallbacks"]
 
@@ -55,6 +57,7 @@ logger = logging.getLogger(__name__)
 
 _CONNECT_S: Final = 5.0
 _SILENCE_S: Final = 10.0
+_ENDED_HERE: Final = "the link was ended here"
 
 
 def _no_message(_: ToNode) -> None:
@@ -113,6 +116,7 @@ class Link:
         self._aims = 0  # how often `aim` was called
         self._queue: deque[FromNode] = deque()
         self._up = False
+        self._sock: socket.socket | None = None  # of the present attempt or link
         self._stopping = False
         self._lease_until_s = 0.0
         # Of the link's thread alone.
@@ -163,6 +167,7 @@ class Link:
             self._target = target
             self._aims += 1
             self._condition.notify_all()
+            self._cut_greeting()
         self._poke()
 
     def stop(self, *, within_s: float = 5.0, flush: bool = True) -> bool:
@@ -173,6 +178,7 @@ class Link:
         with self._condition:
             self._stopping = True
             self._condition.notify_all()
+            self._cut_greeting()
         self._poke()
         if self._thread.ident is not None:
             self._thread.join(max(0.0, until_s - time.monotonic()))
@@ -181,6 +187,11 @@ class Link:
             self._wake.close()
             self._woken.close()
         return ended
+
+    def _cut_greeting(self) -> None:
+        """End an attempt that is not up yet. Under the condition."""
+        if self._sock is not None and not self._up:
+            _shut(self._sock)
 
     def _poke(self) -> None:
         with contextlib.suppress(OSError):
@@ -224,8 +235,7 @@ class Link:
 
     def _live(self, target: LinkTarget, aims: int) -> bool:
         """Connect and converse until the link ends; False when it is not to be retried."""
-        stream = self._connect(target)
-        try:
+        with self._connected(target, aims) as stream:
             sent_s = time.monotonic()
             stream.send(self._callbacks.hello())
             answer = _receive(stream)
@@ -237,12 +247,12 @@ class Link:
                 raise WrongPeer(message)
             self._begin(answer, sent_s)
             self._converse(stream, aims)
-        finally:
-            stream.close()
-        self._down(CatalogUnavailable("the link was ended here"))
+        self._down(CatalogUnavailable(_ENDED_HERE))
         return True
 
-    def _connect(self, target: LinkTarget) -> FrameStream:
+    @contextlib.contextmanager
+    def _connected(self, target: LinkTarget, aims: int) -> Iterator[FrameStream]:
+        """Connect and prove both ends; the connection is closed at the end."""
         tls = client_tls(target.tls) if target.tls else None
         try:
             sock = socket.create_connection(
@@ -256,17 +266,27 @@ class Link:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, int(_SILENCE_S))
             if tls is not None:
-                sock = tls.wrap_socket(sock)
+                sock = tls.wrap_socket(sock, do_handshake_on_connect=False)
         except OSError as error:
-            message = f"the scheduler plugin at {target.host}:{target.port} does not answer ({error})"
-            raise CatalogUnavailable(message) from error
-        stream = FrameStream(sock, peer="the catalog", stall_s=_SILENCE_S)
+            raise _no_answer(target, error) from error
         try:
+            with self._condition:
+                if self._stopping or self._aims != aims:
+                    raise CatalogUnavailable(_ENDED_HERE)
+                self._sock = sock  # rule 4: from here on
+            if is_tls(sock):
+                try:
+                    sock.do_handshake()
+                except OSError as error:
+                    raise _no_answer(target, error) from error
+            stream = FrameStream(sock, peer="the catalog", stall_s=_SILENCE_S)
             self._prove(stream, target)
-        except BaseException:
-            stream.close()
-            raise
-        return stream
+            yield stream
+        finally:
+            with self._condition:
+                self._sock = None
+            _shut(sock)
+            sock.close()
 
     def _prove(self, stream: FrameStream, target: LinkTarget) -> None:
         caller = Caller(
@@ -358,6 +378,18 @@ class Link:
             self._callbacks.on_message(message)
         except TensorCastError as error:
             logger.warning("a message of the catalog was refused: %s", error)
+
+
+def _shut(sock: socket.socket) -> None:
+    """End both directions of a socket, also one that another thread waits for."""
+    with contextlib.suppress(OSError):
+        # Not SSLSocket's own: it takes away what the other thread is using.
+        socket.socket.shutdown(sock, socket.SHUT_RDWR)
+
+
+def _no_answer(target: LinkTarget, error: OSError) -> CatalogUnavailable:
+    at = f"{target.host}:{target.port}"
+    return CatalogUnavailable(f"the scheduler plugin at {at} does not answer ({error})")
 
 
 def _receive(stream: FrameStream) -> ToNode:

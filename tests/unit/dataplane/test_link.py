@@ -94,9 +94,9 @@ class Catalog:
         )
         self.callers: list[Caller] = []
 
-    def accept(self) -> Caller:
+    def accept(self, within_s: float = WITHIN_S) -> Caller:
         """Take the next link, after its proof."""
-        self._listener.settimeout(WITHIN_S)
+        self._listener.settimeout(within_s)
         sock, _ = self._listener.accept()
         sock.settimeout(WITHIN_S)
         if self._tls:
@@ -259,6 +259,42 @@ def test_a_catalog_without_the_token_gets_no_proof() -> None:
         assert isinstance(node.downs.get(timeout=WITHIN_S), WrongPeer)
         assert node.ups.empty()
     false.close()
+
+
+@pytest.fixture(params=["plain", "tls"])
+def silent(
+    request: pytest.FixtureRequest,
+) -> Iterator[tuple[LinkTarget, socket.socket]]:
+    """Where a listener takes connections and never says a word."""
+    tls = mint_certificates() if request.param == "tls" else None
+    catalog = Catalog(tls=tls)
+    catalog._listener.settimeout(WITHIN_S)
+    yield catalog.target, catalog._listener
+    catalog.close()
+
+
+def test_a_catalog_that_says_nothing_does_not_hold_up_the_end(
+    silent: tuple[LinkTarget, socket.socket],
+) -> None:
+    target, listener = silent
+    with node_on(target) as node:
+        sock, _ = listener.accept()
+        with sock:
+            assert sock.recv(1)  # the node has begun, and waits for an answer
+            assert node.link.stop(within_s=5)
+
+
+def test_a_catalog_that_says_nothing_does_not_hold_up_a_new_aim(
+    silent: tuple[LinkTarget, socket.socket], catalog: Catalog
+) -> None:
+    target, listener = silent
+    with node_on(target) as node:
+        sock, _ = listener.accept()
+        with sock:
+            assert sock.recv(1)
+            node.link.aim(catalog.target)
+            catalog.accept(within_s=5).welcome()
+            node.ups.get(timeout=WITHIN_S)
 
 
 def test_a_refused_node_tries_again(catalog: Catalog) -> None:
