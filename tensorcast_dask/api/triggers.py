@@ -124,7 +124,7 @@ class Trigger:
             raise InvalidArgument(message)
         if not plan.context.key:
             plan.key = f"{self.name}-{signal.name}-{signal.epoch:x}-{signal.number:x}"
-        run = await plan._submit(None, "graph")  # noqa: SLF001 - one floor
+        run = (await plan._submit(None, "graph"))._offer()  # noqa: SLF001 - one floor
         self.runs = [*self.runs[-99:], run]
 
     def __repr__(self) -> str:

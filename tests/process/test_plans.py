@@ -16,6 +16,7 @@ from typing import Any
 import dask
 import numpy as np
 import pytest
+from distributed import Future, as_completed, wait
 
 import tensorcast_dask as tc
 from tensorcast_dask.exceptions import (
@@ -398,6 +399,65 @@ def test_a_handle_behaves_as_a_future(cast: tc.Session, tmp_path: Path) -> None:
     assert called.wait(30)
 
 
+def test_dask_takes_a_handle_as_a_future(cast: tc.Session, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    plans = [cast.plan(), cast.plan()]
+    first = plans[0].on_any().submit(wait_for, str(gate))
+    plans[1].on_any().submit(math.sqrt, 4.0)
+    late, early = (plan.submit() for plan in plans)
+    with cast.client.as_current():
+        order = as_completed([late, early])
+        assert next(order) is early
+        assert isinstance(late, Future)
+        assert wait([late, early], return_when="FIRST_COMPLETED").not_done == {late}
+        double = cast.client.submit(_value_of, late, first.name)
+        assert not double.done()
+        gate.touch()
+        assert next(order) is late
+        gathered = cast.client.gather([early, late])
+        assert [one.status for one in gathered] == ["done", "done"]
+        assert gathered[1][first].value == double.result(timeout=60) == str(gate)
+        assert wait([late, early], timeout=60).done == {late, early}
+    assert cast.plan_run(late.key).result()[first].value == str(gate)
+
+
+def _value_of(result: tc.PlanResult, step: str) -> Any:
+    return result[step].value
+
+
+def test_a_future_of_a_run_that_failed_raises_and_one_that_goes_on_is_another(
+    cast: tc.Session, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    plan = cast.plan(tc.context(key=next(KEYS)))
+    step = plan.on_any().submit(_needs, str(gate), "", retries=0)
+    run = plan.submit()
+    with cast.client.as_current():
+        assert wait([run], timeout=60).done == {run}
+    assert run.status == "error"
+    with pytest.raises(PlanFailed, match="not yet"):
+        cast.client.gather(run)
+    gate.touch()
+    again = run.resume()
+    assert again.key != run.key
+    assert cast.client.gather(again)[step].value == "found"
+
+
+def test_a_step_of_a_submitted_plan_is_an_argument_of_dasks_own_tasks(
+    cast: tc.Session, weights: tc.Artifact
+) -> None:
+    plan = cast.plan()
+    copy = plan.on_worker(cast.workers()[0]).prefetch(weights)
+    bad = plan.on_any().submit(refuse, "value")
+    with pytest.raises(InvalidArgument, match="submit"):
+        cast.client.submit(total, copy)
+    plan.submit()
+    summed, failed = (cast.client.submit(total, one) for one in (copy, bad))
+    assert summed.result(timeout=60) == total(weights)
+    with pytest.raises(ValueError, match="no such thing"):
+        failed.result(timeout=60)
+
+
 def test_an_asynchronous_program_awaits(cluster: tc.LocalCluster) -> None:
     async def main() -> None:
         async with await tc.connect(
@@ -408,6 +468,7 @@ def test_an_asynchronous_program_awaits(cluster: tc.LocalCluster) -> None:
             step = plan.on_worker(w1).submit(math.sqrt, 9.0)
             run = await plan.submit()
             assert (await run)[step].value == 3.0
+            assert (await session.client.gather(run))[step].value == 3.0
             again = await plan.run()
             assert again[step].value == 3.0
             assert any("report" in line for line in await plan.story())

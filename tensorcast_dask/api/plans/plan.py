@@ -21,6 +21,7 @@ from dask.base import tokenize
 from distributed.protocol.pickle import dumps
 
 from tensorcast_dask.api.plans.builder import StepBuilder
+from tensorcast_dask.api.plans.futures import of_step
 from tensorcast_dask.api.plans.graph import Compiled, compile_plan
 from tensorcast_dask.api.plans.handles import StepHandle
 from tensorcast_dask.api.plans.instances import InstanceSteps
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from dask.highlevelgraph import HighLevelGraph
+    from distributed import Future
 
     from tensorcast_dask.api.instance import InstanceHandle
     from tensorcast_dask.api.plans.pricing import DryRun
@@ -119,6 +121,9 @@ class Plan:
         self._steps: dict[str, Step] = {}
         self._payloads: dict[str, bytes] = {}
         self._told: list[tuple[float, str]] = []
+        #: Of the last run: its number, and the Futures of steps that were asked for.
+        self._run = 0
+        self._values: dict[str, Future[Any]] = {}
         #: Of the nodes whose handles were given: the names that people know them by.
         self._names: dict[str, str] = {}
 
@@ -259,7 +264,7 @@ class Plan:
             run = await self._submit(concurrency, executor)
             if progress:
                 await run._show(len(self))  # noqa: SLF001 - one room
-            return await run._result(None, raise_on_error)  # noqa: SLF001
+            return await run._ending(None, raise_on_error)  # noqa: SLF001
 
         return self._core.bridge(work)
 
@@ -268,7 +273,11 @@ class Plan:
 
         The run goes on when this program goes away, and is found again by its key.
         """
-        return self._core.bridge(self._submit, concurrency, executor)
+
+        async def work() -> PlanRun:
+            return (await self._submit(concurrency, executor))._offer()  # noqa: SLF001
+
+        return self._core.bridge(work)
 
     async def _submit(self, concurrency: int | None, executor: str) -> PlanRun:
         if executor == "rpc":
@@ -278,7 +287,7 @@ class Plan:
             message = f"executor must be 'graph', not {executor!r}"
             raise InvalidArgument(message)
         told: list[tuple[float, str]] = []
-        await open_run(
+        state = await open_run(
             self._core,
             self.spec,
             self._payloads,
@@ -287,7 +296,25 @@ class Plan:
             tell=lambda line: told.append((time.monotonic(), line)),
         )
         self._told = told or self._told
-        return PlanRun(self._session, self.key)
+        if self._run != state.run:
+            self._run, self._values = state.run, {}
+        return PlanRun(self._session, self.key, state.run)
+
+    def _value_of(self, step: str) -> Future[Any]:
+        """Give the Dask Future of what a step comes to, in a plan that was submitted.
+
+        Raises
+        ------
+        InvalidArgument
+            When it was not.
+        """
+        if not self._run:
+            message = f"step {step!r} is of a plan that does not run yet; call plan.submit() first"
+            raise InvalidArgument(message)
+        if step not in self._values:
+            client = self._core.client
+            self._values[step] = of_step(client, self.key, self._run, step)
+        return self._values[step]
 
     def dry_run(self) -> Any:
         """Price it without running it; a `DryRun`.

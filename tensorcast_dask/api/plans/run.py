@@ -5,6 +5,8 @@ Rules:
 1. The truth about a run is the catalog's. A handle asks for it by key, whoever began the run,
    and may be thrown away: the run goes on.
 2. `result()` raises what a failed run failed of; `outcome()` never raises it.
+3. For Dask a handle is the Future of a task that waits for the end (`futures`). What the handle's
+   own methods say is the catalog's word, and needs no worker.
 """
 
 from __future__ import annotations
@@ -15,11 +17,13 @@ import math
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from distributed import fire_and_forget
+from distributed import Future, fire_and_forget
 
 from tensorcast_dask.api.actions import instances, names
 from tensorcast_dask.api.connection.deadlines import MAX_S, deadline
 from tensorcast_dask.api.connection.progress import meter
+from tensorcast_dask.api.current import current_session
+from tensorcast_dask.api.plans import futures
 from tensorcast_dask.api.plans.doing import value_of
 from tensorcast_dask.api.plans.graph import Compiled, Place, compile_plan, place_of
 from tensorcast_dask.api.plans.tasks import Ticket
@@ -156,6 +160,9 @@ class PlanResult:
         """
         return [one.read_at(self._read) for one in self._state.signals]
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PlanResult, (self._state, None)
+
     def __getitem__(self, step: Any) -> StepResult:
         name = step if isinstance(step, str) else step.name
         outcome = self._state.outcomes.get(name)
@@ -177,20 +184,36 @@ class PlanResult:
         return f"<PlanResult {self.key!r} {self.status}, {len(self)} steps ended>"
 
 
-class PlanRun:
-    """Handle of a run: behaves as a Dask Future, and is found again by its key.
+class PlanRun(Future):  # type: ignore[type-arg]
+    """Handle of a run: a Dask Future, and found again by its plan's key.
+
+    `as_completed`, `wait`, `client.gather` and tasks take it as any Future; its value is the
+    `PlanResult`.
 
     Attributes
     ----------
-    key : str
+    plan : str
         The plan's key.
+    key : str
+        What Dask calls the run; `Session.plan_run` takes it too.
     """
 
-    def __init__(self, session: Any, key: str) -> None:
+    def __init__(self, session: Any, plan: str, run: int) -> None:
         self._session = session
         self._core: Core = session._core  # noqa: SLF001 - the handle's own session
-        self.key = key
+        self.plan = plan
+        self.run = run
         self._end: asyncio.Task[PlanState] | None = None
+        super().__init__(futures.run_key(plan, run))
+
+    def _offer(self) -> PlanRun:
+        """Let Dask know of it, where this program has a client."""
+        client = self._core.client
+        if client is not None:
+            made = futures.of_run(client, self.plan, self.run)
+            self.bind_client(client)  # type: ignore[no-untyped-call]
+            del made  # not before another one holds it
+        return self
 
     # ------------------------------------------------------------ as a Future
     def result(self, timeout: float | None = None) -> Any:
@@ -206,21 +229,21 @@ class PlanRun:
         PlanFailed, DeadlineExceeded
             The second also when it still runs after `timeout`.
         """
-        return self._core.bridge(self._result, timeout, True)  # noqa: FBT003
+        return self._core.bridge(self._ending, timeout, True)  # noqa: FBT003
 
     def outcome(self, timeout: float | None = None) -> Any:
         """Wait for the end; give the `PlanResult`, whatever came of it."""
-        return self._core.bridge(self._result, timeout, False)  # noqa: FBT003
+        return self._core.bridge(self._ending, timeout, False)  # noqa: FBT003
 
-    def exception(self, timeout: float | None = None) -> Any:
+    def exception(self, timeout: float | None = None) -> Any:  # type: ignore[override]
         """Wait for the end; give what the run failed of, or None."""
-        return self._core.bridge(self._exception, timeout)
+        return self._core.bridge(self._failure, timeout)
 
     def done(self) -> Any:
         """Whether it is over, in whatever way."""
         return self._core.bridge(self._done)
 
-    def cancel(self) -> Any:
+    def cancel(self) -> Any:  # type: ignore[override]
         """Begin no further step; what is done is left alone, or undone where steps say how."""
         return self._core.bridge(self._cancel)
 
@@ -231,7 +254,8 @@ class PlanRun:
     def resume(self, ddl: float | None = None) -> Any:
         """Go on with a run that failed, was cancelled or was interrupted.
 
-        Steps that are done stay done, but for those that were undone. Gives this handle.
+        Steps that are done stay done, but for those that were undone. Gives the handle of what
+        goes on.
 
         Parameters
         ----------
@@ -243,18 +267,21 @@ class PlanRun:
 
     def state(self) -> Any:
         """How it stands now: a `PlanResult` of the steps that have ended."""
-        return self._core.bridge(self._state)
+        return self._core.bridge(self._now)
 
     def explain(self) -> Any:
         """Tell what the catalog knows of the run, oldest first."""
         limit = deadline(60.0)
-        return self._core.bridge(self._core.told_of, f"plan:{self.key}", limit)
+        return self._core.bridge(self._core.told_of, f"plan:{self.plan}", limit)
 
     def __await__(self) -> Generator[Any, None, PlanResult]:
-        return self._result(None, raises=True).__await__()
+        return self._ending(None, raises=True).__await__()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _here, (self.plan, self.run)
 
     def __repr__(self) -> str:
-        return f"<PlanRun {self.key!r}>"
+        return f"<PlanRun {self.plan!r}>"
 
     # ------------------------------------------------------------ the work
     def _watch(self) -> asyncio.Task[PlanState]:
@@ -269,21 +296,29 @@ class PlanRun:
             if state.status is not RunStatus.RUNNING:
                 return state
 
-    async def _ask(self, *, wait_s: float = 0.0, whole: bool = False) -> PlanState:
-        request = PlanAsked(
-            rid=self._core.link.next_rid(), key=self.key, wait_s=wait_s, whole=whole
-        )
-        return await self._core.ask(request, PlanState, deadline(wait_s + 60.0))
+    async def _ask(self, *, wait_s: float = 0.0, step: str = "") -> PlanState:
+        return await _ask(self._core, self.plan, wait_s=wait_s, step=step)
 
-    async def _result(self, timeout: float | None, raises: bool) -> PlanResult:  # noqa: FBT001
+    async def _value(self, step: str) -> Any:
+        """Wait for the end of a step; give its value, or raise what it failed of."""
+        state = await self._ask(wait_s=_LOOK_S, step=step)
+        while state.status is RunStatus.RUNNING and step not in state.outcomes:
+            state = await self._ask(wait_s=_LOOK_S, step=step)
+        ended = PlanResult(state, self._session)
+        error = ended[step].error if step in ended else ended.error
+        if error is not None:
+            raise error
+        return ended[step].value
+
+    async def _ending(self, timeout: float | None, raises: bool) -> PlanResult:  # noqa: FBT001
         limit = deadline(math.inf if timeout is None else timeout)
         end = self._watch()
         left_s = None if timeout is None else limit.left_s()
         if limit.poll:
-            left_s = 2.0 if (await self._ask()).status is not RunStatus.RUNNING else 0.0
+            left_s = 2.0 if await self._done() else 0.0
         await asyncio.wait({end}, timeout=left_s)
         if not end.done():
-            message = f"plan {self.key!r} still runs; wait longer or cancel it"
+            message = f"plan {self.plan!r} still runs; wait longer or cancel it"
             raise DeadlineExceeded(message)
         result = PlanResult(end.result(), self._session)
         if raises and result.error is not None:
@@ -292,30 +327,30 @@ class PlanRun:
 
     async def _show(self, steps: int) -> None:
         """Show how many steps have ended, until the run is over."""
-        shown = await self._core.in_thread(meter, f"plan {self.key}", of="steps")
+        shown = await self._core.in_thread(meter, f"plan {self.plan}", of="steps")
         if shown is None:
             return
         end = self._watch()
         while not end.done():
-            shown.show(len(await self._state()), steps)
+            shown.show(len(await self._now()), steps)
             await asyncio.wait({end}, timeout=_SHOW_S)
         with contextlib.suppress(TensorCastError):  # its waiter is told
             state = end.result()
             shown.show(len(state.outcomes), steps)
             shown.close(str(state.status))
 
-    async def _exception(self, timeout: float | None) -> TensorCastError | None:
-        return (await self._result(timeout, raises=False)).error
+    async def _failure(self, timeout: float | None) -> TensorCastError | None:
+        return (await self._ending(timeout, raises=False)).error
 
     async def _done(self) -> bool:
         return (await self._ask()).status is not RunStatus.RUNNING
 
-    async def _state(self) -> PlanResult:
+    async def _now(self) -> PlanResult:
         return PlanResult(await self._ask(), self._session)
 
     async def _cancel(self) -> None:
         request = EndPlan(
-            rid=self._core.link.next_rid(), key=self.key, run=0, cancel=True
+            rid=self._core.link.next_rid(), key=self.plan, run=0, cancel=True
         )
         await self._core.ask(request, PlanState, deadline(60.0))
 
@@ -330,30 +365,47 @@ class PlanRun:
         left_s = self._core.deadline_default_s if ddl is None else min(ddl, MAX_S)
         request = ResumePlan(
             rid=self._core.link.next_rid(),
-            key=self.key,
+            key=self.plan,
             run=seen.run,
             deadline_s=left_s,
             poll=ddl == 0,
         )
         state = await self._core.ask(request, PlanState, deadline(60.0))
-        self._end = None
         if state.started:
             spec = PlanSpec.from_json(state.spec)
             await carry_on(self._core, spec, state.payloads, state)
-        return self
+        run = PlanRun(self._session, self.plan, state.run)
+        return run._offer()
+
+
+def _here(plan: str, run: int) -> PlanRun:
+    """Make a handle that was sent here."""
+    return PlanRun(current_session(), plan, run)
+
+
+async def _ask(
+    core: Core, plan: str, *, wait_s: float = 0.0, step: str = ""
+) -> PlanState:
+    request = PlanAsked(rid=core.link.next_rid(), key=plan, wait_s=wait_s, step=step)
+    return await core.ask(request, PlanState, deadline(wait_s + 60.0))
 
 
 async def find(session: Any, key: str) -> PlanRun:
-    """Give the run of a key.
+    """Give the run of a plan's key, or of what Dask calls the run.
 
     Raises
     ------
     NotFound
         When there is none.
     """
-    run = PlanRun(session, key)
-    await run._ask()  # noqa: SLF001 - of this module
-    return run
+    core = session._core  # noqa: SLF001 - the handle's own session
+    try:
+        state = await _ask(core, key)
+    except NotFound:
+        if not (inner := futures.plan_in(key)):
+            raise
+        state = await _ask(core, inner)
+    return PlanRun(session, state.key, state.run)._offer()  # noqa: SLF001 - of this module
 
 
 async def open_run(

@@ -45,6 +45,7 @@ from tensorcast_dask.scheduler_plugin.state.runs import (
     progress_of,
     row_of,
     run_of,
+    state_of,
     step_row,
     to_do_again,
     verdict,
@@ -58,7 +59,6 @@ from tensorcast_dask.tensors.messages import (
     Fault,
     OpenPlan,
     PlanAsked,
-    PlanState,
     ResumePlan,
     RunStatus,
     StepEffect,
@@ -174,10 +174,11 @@ class Plans:
         """Tell how a run stands, now or at its end."""
         run = self._found(ask.key)
         wait_s = check_seconds(ask.wait_s, what="wait_s")
-        if run.status is not RunStatus.RUNNING or not wait_s:
+        over = run.status is not RunStatus.RUNNING or ask.step in run.outcomes
+        if over or not wait_s:
             self._tell(caller, run, whole=ask.whole)
             return
-        run.waiting[caller.rid] = caller
+        run.waiting[caller.rid] = (caller, ask.step)
 
         def enough() -> None:
             if run.waiting.pop(caller.rid, None) is not None:
@@ -325,6 +326,10 @@ class Plans:
         self._outbox.emit(
             "plan_step", plan=run.key, step=step.name, status=str(outcome.status)
         )
+        for caller, awaited in list(run.waiting.values()):
+            if awaited == step.name:
+                del run.waiting[caller.rid]
+                self._tell(caller, run)
         return outcome
 
     # ------------------------------------------------------------ ends
@@ -374,7 +379,7 @@ class Plans:
         if run.since:
             run.signals = self.changes(run.since)
         waiting, run.waiting = run.waiting, {}
-        for caller in waiting.values():
+        for caller, _ in waiting.values():
             self._tell(caller, run)
         self._forget_later(run)
 
@@ -429,21 +434,7 @@ class Plans:
     def _tell(
         self, caller: Caller, run: Run, *, started: bool = False, whole: bool = False
     ) -> None:
-        state = PlanState(
-            key=run.key,
-            run=run.run,
-            digest=run.digest,
-            status=run.status,
-            started=started,
-            left_s=max(0.0, run.until_s - self._outbox.now_s),
-            poll=run.poll,
-            message="" if run.fault is None else run.fault.message,
-            fault=run.fault,
-            outcomes=dict(run.outcomes),
-            signals=run.told_signals(self._outbox.now_s),
-            spec=run.raw if whole else b"",
-            payloads=run.payloads if whole else {},
-        )
+        state = state_of(run, self._outbox.now_s, started=started, whole=whole)
         after = max(self._outbox.firm, self._outbox.pending(Generation(run.life)))
         if started or run.status is not RunStatus.RUNNING:
             after = self._outbox.here

@@ -18,6 +18,7 @@ from tensorcast_dask.tensors.ids import RequestId
 from tensorcast_dask.tensors.messages import (
     Fault,
     OpenPlan,
+    PlanState,
     RunStatus,
     StepOutcome,
     StepStatus,
@@ -42,6 +43,7 @@ __all__ = [
     "progress_of",
     "row_of",
     "run_of",
+    "state_of",
     "step_row",
     "to_do_again",
     "verdict",
@@ -117,7 +119,8 @@ class Run:
     ended_s: float = 0.0
     #: Lines on its steps that its story has.
     told: int = 0
-    waiting: dict[RequestId, Caller] = field(default_factory=dict)
+    #: Who waits for the end of it, or of a step.
+    waiting: dict[RequestId, tuple[Caller, str]] = field(default_factory=dict)
 
     def disarm(self) -> None:
         """Forget its alarm."""
@@ -255,6 +258,25 @@ def run_of(row: PlanRow, spec: PlanSpec, *, now_s: float) -> Run:
         fault=row.fault,
         steps={one.name: one for one in spec.steps},
         begun=dict.fromkeys(row.begun),
+    )
+
+
+def state_of(run: Run, now_s: float, *, started: bool, whole: bool) -> PlanState:
+    """Tell how it stands."""
+    return PlanState(
+        key=run.key,
+        run=run.run,
+        digest=run.digest,
+        status=run.status,
+        started=started,
+        left_s=max(0.0, run.until_s - now_s),
+        poll=run.poll,
+        message="" if run.fault is None else run.fault.message,
+        fault=run.fault,
+        outcomes=dict(run.outcomes),
+        signals=run.told_signals(now_s),
+        spec=run.raw if whole else b"",
+        payloads=run.payloads if whole else {},
     )
 
 

@@ -105,13 +105,17 @@ class PlanState(Wire, frozen=True, kw_only=True):
 
 
 class PlanAsked(Message, frozen=True, kw_only=True):
-    """How does a run stand? Answer: `PlanState`, at its end or after `wait_s`."""
+    """How does a run stand? Answer: `PlanState`, at its end or after `wait_s`.
+
+    With a `step` the end of that step is enough.
+    """
 
     rid: RequestId
     key: str
     wait_s: float = 0.0
     #: With the plan and its payloads.
     whole: bool = False
+    step: str = ""
 
 
 class ResumePlan(Message, frozen=True, kw_only=True):

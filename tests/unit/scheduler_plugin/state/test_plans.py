@@ -357,6 +357,20 @@ def test_who_waits_is_told_at_the_end_or_in_time() -> None:
     assert p.result(late, m.PlanState).status is RunStatus.DONE
 
 
+def test_who_waits_for_a_step_is_told_at_its_end_or_at_that_of_the_run() -> None:
+    _, p, r = scene()
+    r.open(chain("a", "b"))
+    one = p.ask(m.PlanAsked(rid=p.rid(), key="k", wait_s=50.0, step="a"))
+    other = p.ask(m.PlanAsked(rid=p.rid(), key="k", wait_s=50.0, step="b"))
+    assert not p.answered(one)
+    r.ended("a")
+    assert states(p.result(one, m.PlanState)) == {"a": "done"}
+    assert states(r.look(wait_s=50.0, step="a")) == {"a": "done"}
+    assert not p.answered(other)
+    r.end(cancel=True)
+    assert states(p.result(other, m.PlanState)) == {"a": "done", "b": "cancelled"}
+
+
 def test_an_interrupted_run_is_resumed_once_and_what_is_done_stays_done() -> None:
     d, p, r = scene()
     first = r.open(chain("a", "b"))
