@@ -82,6 +82,7 @@ class Kind(StrEnum):
     UNPIN = "unpin"
     ALIAS = "alias"
     LOAD = "load"
+    COPY = "copy"  # the content under an id of its own
     SAVE = "save"
     VIEW = "view"
     DRAIN = "drain"
@@ -351,6 +352,7 @@ _TARGETED: Final = frozenset(
         Kind.DESTROY,
         Kind.PIN,
         Kind.UNPIN,
+        Kind.COPY,
         Kind.SAVE,
         Kind.VIEW,
         Kind.LATEST,
@@ -374,6 +376,7 @@ _OPTIONS: Final[dict[Kind, dict[str, tuple[type, ...]]]] = {
         "version": (int, str),
         "replicas": (int,),
     },
+    Kind.COPY: {"id": (str,), "version": (int,)},
     Kind.SAVE: {"path": (str,), "max_shard_bytes": (int,)},
     Kind.VIEW: {"name": (str,)},
     Kind.DRAIN: {"worker": (str,), "end": (bool,)},
@@ -384,6 +387,7 @@ _OPTIONS: Final[dict[Kind, dict[str, tuple[type, ...]]]] = {
 _NEEDED: Final[dict[Kind, tuple[str, ...]]] = {
     Kind.ALIAS: ("name",),
     Kind.LOAD: ("path", "id"),
+    Kind.COPY: ("id",),
     Kind.SAVE: ("path",),
     Kind.DRAIN: ("worker",),
     Kind.CALL: ("function",),

@@ -101,6 +101,8 @@ def _options(kind: Kind) -> dict[str, str | int | float | bool | None]:
             return {"name": "a"}
         case Kind.LOAD:
             return {"path": "/p", "id": "x"}
+        case Kind.COPY:
+            return {"id": "y"}
         case Kind.SAVE:
             return {"path": "/p"}
         case Kind.DRAIN:

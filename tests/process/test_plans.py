@@ -142,6 +142,8 @@ def test_every_kind_of_step_does_what_the_call_of_its_name_does(
     loaded = plan.on_worker(here).load(
         tmp_path / "w.safetensors", "again", after=[saved]
     )
+    own = plan.on_worker(there).copy(weights, "own")
+    plan.on_worker(here).copy(cut, "shown", version=3)
     moved = plan.on_worker(here).migrate(loaded, there)
     copied = plan.on_worker(there).replicate(weights)
     dropped = plan.on_worker(there).release(copied)
@@ -157,10 +159,39 @@ def test_every_kind_of_step_does_what_the_call_of_its_name_does(
     assert result[same].value.id == "head"
     assert result[same].value.tensor(framework="numpy").shape == (10,)
     assert result[cut].value.tensor(framework="numpy").shape == (3,)
+    assert result[own].value.id == "own"
+    assert [p.card.node for p in result[own].value.locations()] == [there.node]
+    (same_bytes,) = {
+        one.tensor_dict(framework="numpy")["embed"].tobytes()
+        for one in (weights, cast.artifact("own"))
+    }
+    shown_bytes = cast.artifact("shown", version=3).tensor(framework="numpy").tobytes()
+    assert shown_bytes == same_bytes[: len(shown_bytes)]
+    assert len(shown_bytes) == 12
     assert result[dropped].value == weights
     assert [p.card.node for p in weights.locations()] == [here.node]
     assert result[ended].value.versions == (result[moved].value.version,)
     assert not cast.exists("again")
+
+
+def test_a_drain_gives_its_receipt_to_the_steps_after_it(
+    cast: tc.Session, weights: tc.Artifact
+) -> None:
+    (holder,) = [p.card.node for p in weights.locations()]
+    plan = cast.plan()
+    receipt = plan.on_worker(holder).drain()
+    plan.on_any().submit(_moved_of, receipt, name="moved")
+    result = plan.run()
+    told = result[receipt].value
+    assert weights.generation in told.moved
+    assert told.moved_bytes >= weights.nbytes
+    assert not told.stayed
+    assert result["moved"].value == list(told.moved)
+    assert {p.card.node for p in weights.locations()} - {holder}
+
+
+def _moved_of(receipt: Any) -> list[int]:
+    return list(receipt.moved)
 
 
 def test_artifacts_and_steps_deep_in_arguments_come_as_what_they_are(
@@ -598,13 +629,16 @@ def test_a_dry_run_says_what_would_be_refused(cast: tc.Session) -> None:
     assert "nowhere" in str(told)
 
 
-def test_a_plan_comes_back_from_its_json(
-    cast: tc.Session, weights: tc.Artifact
+def test_a_plan_comes_back_from_its_json_and_is_drawn(
+    cast: tc.Session, weights: tc.Artifact, tmp_path: Path
 ) -> None:
     w1, w2 = cast.workers()
     plan = cast.plan()
     copy = plan.on_worker(w1).replicate(weights)
     plan.on_worker(w2).publish(copy)
+    picture = plan.visualize(tmp_path / "plan.svg")
+    assert (tmp_path / "plan.svg").read_text() == picture
+    assert f"replicate on {w1.name}" in picture
     again = cast.plan().load_spec(plan.to_spec())
     assert again.spec.digest() == plan.spec.digest()
     assert again.run().status == "done"

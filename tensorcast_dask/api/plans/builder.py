@@ -140,9 +140,36 @@ class StepBuilder:
             options["version"] = version
         return self._act(Kind.LOAD, None, options, more)
 
-    def save(self, artifact: Any, path: str | Path, **more: Any) -> StepHandle:
+    def copy(
+        self,
+        artifact: Any,
+        id: str,  # noqa: A002
+        *,
+        version: int | None = None,
+        **more: Any,
+    ) -> StepHandle:
+        """Put its content under another id here, with a life of its own; of a view, what it shows.
+
+        Gives the new artifact; where the id holds equal content, the one that is there.
+        """
+        options: dict[str, Any] = {"id": id}
+        if version is not None:
+            options["version"] = version
+        return self._act(Kind.COPY, artifact, options, more)
+
+    def save(
+        self,
+        artifact: Any,
+        path: str | Path,
+        *,
+        max_shard_bytes: int | None = None,
+        **more: Any,
+    ) -> StepHandle:
         """Write safetensors, atomically. Gives the artifact."""
-        return self._act(Kind.SAVE, artifact, {"path": str(path)}, more)
+        options: dict[str, Any] = {"path": str(path)}
+        if max_shard_bytes is not None:
+            options["max_shard_bytes"] = max_shard_bytes
+        return self._act(Kind.SAVE, artifact, options, more)
 
     def view(
         self, artifact: Any, what: Any, view_name: str | None = None, **more: Any

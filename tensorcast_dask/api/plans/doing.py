@@ -17,7 +17,7 @@ from distributed.protocol.pickle import loads
 from tensorcast_dask.api.actions import instances
 from tensorcast_dask.api.artifact import Artifact
 from tensorcast_dask.api.plans.calling import arguments
-from tensorcast_dask.exceptions import Mismatch
+from tensorcast_dask.exceptions import Mismatch, UnsupportedDtype
 from tensorcast_dask.tensors import messages
 from tensorcast_dask.tensors.messages import (
     Moved,
@@ -107,13 +107,18 @@ def carry_out(
     """Do what a step says and give its outcome."""
     if step.kind is Kind.NOOP:
         return handed_on(step, given)
-    within = {"deadline": 0 if limit.poll else limit.left_s()}
+    within = _within(limit)
     if step.kind in _MOVES:
         return _move(session, step, given, within)
     value = _small(session, step, given, within)
     if isinstance(value, Artifact):
         return _done(value.info)
     return _done(value)
+
+
+def _within(limit: Deadline) -> dict[str, Any]:
+    """Give the arguments that hold a call to what is left."""
+    return {"deadline": 0 if limit.poll else limit.left_s()}
 
 
 def handed_on(step: Step, given: dict[str, StepOutcome]) -> StepOutcome:
@@ -141,7 +146,9 @@ def call_instance(
             raise Mismatch(message)
         return value_of(given[name], session)
 
-    target = None if step.target is None else _target(session, step, given)
+    target = None
+    if step.target is not None:
+        target = _target(session, step, given, _within(limit))
     return caller.make(arguments(step, target, value), limit)
 
 
@@ -155,13 +162,15 @@ def _done(value: Wire | None, *, moved: Moved | None = None) -> StepOutcome:
     )
 
 
-def _target(session: Any, step: Step, given: dict[str, StepOutcome]) -> Artifact:
+def _target(
+    session: Any, step: Step, given: dict[str, StepOutcome], within: dict[str, Any]
+) -> Artifact:
     target = step.target
     match target:
         case ArtifactRef():
             return Artifact(target.info(), session)
         case NameRef():
-            found: Artifact = session.artifact(target.id)
+            found: Artifact = session.artifact(target.id, **within)
             return found
         case StepRef():
             value = value_of(given[target.step], session)
@@ -186,7 +195,7 @@ def _move(
     session: Any, step: Step, given: dict[str, StepOutcome], within: dict[str, Any]
 ) -> StepOutcome:
     """Do what acts on replicas; the value is the artifact, for the steps after it."""
-    artifact = _target(session, step, given)
+    artifact = _target(session, step, given, within)
     node = step.node or None
     options = {**step.options, **within}
     match step.kind:
@@ -211,21 +220,19 @@ def _small(
     options = dict(step.options)
     match step.kind:
         case Kind.LATEST:
-            found = _name_of(session, step, given)
+            found = _name_of(session, step, given, within)
             return session.latest(found, **within)
         case Kind.DESTROY:
             whole = step.target.id if isinstance(step.target, NameRef) else None
-            gone = whole or _target(session, step, given)
+            gone = whole or _target(session, step, given, within)
             return session.destroy(gone, **within).result()
-        case Kind.LOAD:
-            path, name = options.pop("path"), options.pop("id")
-            node = step.node or None
-            return session.load(path, name, worker=node, **options, **within).result()
+        case Kind.LOAD | Kind.COPY:
+            return _new(session, step, given, within)
         case Kind.DRAIN:
             return session.drain(options.pop("worker"), **options, **within).result()
         case Kind.ALIAS:
             name = options.pop("name")
-            to = None if step.target is None else _target(session, step, given)
+            to = None if step.target is None else _target(session, step, given, within)
             return session.alias(name, to, **options, **within)
         case _:
             return _of_one(session, step, given, within)
@@ -235,7 +242,7 @@ def _of_one(
     session: Any, step: Step, given: dict[str, StepOutcome], within: dict[str, Any]
 ) -> Any:
     options = dict(step.options)
-    artifact = _target(session, step, given)
+    artifact = _target(session, step, given, within)
     match step.kind:
         case Kind.PUBLISH:
             number = options.get("version")
@@ -248,14 +255,36 @@ def _of_one(
             number = options.get("pin", 0)
             if isinstance(pinned, str):
                 number = value_of(given[pinned]).pin
-            return session.unpin(artifact, number)
+            return session.unpin(artifact, number, **within)
         case _:
             assert step.kind is Kind.VIEW, f"plan: a kind that nobody does: {step.kind}"
             name = options.get("name") or None
-            return session.view(artifact, View.decode(step.view), name)
+            return session.view(artifact, View.decode(step.view), name, **within)
 
 
-def _name_of(session: Any, step: Step, given: dict[str, StepOutcome]) -> str:
+def _new(
+    session: Any, step: Step, given: dict[str, StepOutcome], within: dict[str, Any]
+) -> Any:
+    """Make an artifact: of a file, or of another one."""
+    options = {**step.options, **within, "worker": step.node or None}
+    name = options.pop("id")
+    if step.kind is Kind.LOAD:
+        return session.load(options.pop("path"), name, **options).result()
+    tensors = _content(_target(session, step, given, within), within)
+    return session.put(tensors, name, **options)
+
+
+def _content(artifact: Artifact, within: dict[str, Any]) -> Any:
+    """Read what is copied; torch is imported only for what numpy has no name for."""
+    try:
+        return artifact.tensor_dict(framework="numpy", **within)
+    except UnsupportedDtype:
+        return artifact.tensor_dict(framework="torch", **within)
+
+
+def _name_of(
+    session: Any, step: Step, given: dict[str, StepOutcome], within: dict[str, Any]
+) -> str:
     if isinstance(step.target, NameRef):
         return step.target.id
-    return _target(session, step, given).id
+    return _target(session, step, given, within).id

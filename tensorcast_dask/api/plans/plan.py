@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
@@ -21,6 +22,7 @@ from dask.base import tokenize
 from distributed.protocol.pickle import dumps
 
 from tensorcast_dask.api.plans.builder import StepBuilder
+from tensorcast_dask.api.plans.drawing import as_svg
 from tensorcast_dask.api.plans.futures import of_step
 from tensorcast_dask.api.plans.graph import Compiled, compile_plan
 from tensorcast_dask.api.plans.handles import StepHandle
@@ -319,8 +321,8 @@ class Plan:
     def dry_run(self) -> Any:
         """Price it without running it; a `DryRun`.
 
-        Bytes by link, what would have to make room, and which steps would be refused as things
-        stand. What a function brings forth cannot be known.
+        Bytes by link, seconds by what was measured there, what would have to make room, and which
+        steps would be refused as things stand. What a function brings forth cannot be known.
         """
 
         async def work() -> DryRun:
@@ -340,24 +342,33 @@ class Plan:
         at = next((n for n, line in enumerate(lines) if "  admit:" in line), -1) + 1
         return [*lines[:at], *own, *lines[at:]]
 
-    def visualize(self, filename: str | None = None) -> Any:
-        """Draw it by Dask (needs graphviz); without a file name, give it as text.
+    def visualize(self, filename: str | Path | None = None) -> Any:
+        """Give it as text; with a file name draw it there.
+
+        A name that ends in `.svg` needs nothing, and gives the picture's text too. Others are drawn by
+        Dask.
 
         Raises
         ------
         UnsupportedPlatform
-            When graphviz is not there.
+            When Dask is to draw, and graphviz is not there.
         """
+        steps = self._steps.values()
         if filename is None:
-            return "\n".join(_line(step, self._names) for step in self._steps.values())
+            return "\n".join(_line(step, self._names) for step in steps)
+        if str(filename).endswith(".svg"):
+            says = {step.name: _doing(step, self._names) for step in steps}
+            picture = as_svg(list(steps), says)
+            Path(filename).write_text(picture, encoding="utf-8")
+            return picture
         from dask.base import visualize
 
         try:
-            return visualize(self, filename=filename)
+            return visualize(self, filename=str(filename))
         except (ImportError, RuntimeError) as error:
             message = (
-                f"a plan is drawn by graphviz ({error}); install the Python package graphviz "
-                "and the program dot, or print(plan.visualize())"
+                f"only .svg is drawn without graphviz ({error}); install the Python package "
+                "graphviz and the program dot, or take plan.svg"
             )
             raise UnsupportedPlatform(message) from error
 
@@ -430,11 +441,14 @@ def _result_of(results: Any) -> Any:
     return PlanResult(results[0], None)
 
 
-def _line(step: Step, names: Mapping[str, str]) -> str:
+def _doing(step: Step, names: Mapping[str, str]) -> str:
     node = names.get(step.node) or step.node
     where = step.instance or node or ", ".join(step.roles) or "any"
-    what = step.options.get("function", step.kind)
+    return f"{step.options.get('function', step.kind)} on {where}"
+
+
+def _line(step: Step, names: Mapping[str, str]) -> str:
     needs = ", ".join(step.needs)
     undoes = f" undoes {step.compensates}" if step.compensates else ""
-    text = f"{step.name}: {what} on {where}{undoes}"
+    text = f"{step.name}: {_doing(step, names)}{undoes}"
     return text + (f" after {needs}" if needs and not undoes else "")

@@ -6,17 +6,19 @@ Rules:
    their order on paper, each seeing what those before it would have left.
 2. What cannot be known is not guessed: what a function, a `load` or a later publish brings
    forth has no price, and neither have the steps that act on it.
-3. A refusal is a step that would fail as things stand; what needs it is priced no further.
+3. Seconds are bytes by the bandwidth that transfers on the link had (signal `link/...`). Where none was
+   measured they are None: not known.
+4. A refusal is a step that would fail as things stand; what needs it is priced no further.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from tensorcast_dask.api.actions import names
 from tensorcast_dask.exceptions import TensorCastError
-from tensorcast_dask.tensors.messages import Tier, TierUse
+from tensorcast_dask.tensors.messages import SignalFrame, SignalsAsked, Tier, TierUse
 from tensorcast_dask.tensors.plans import ArtifactRef, Kind, NameRef, StepRef
 
 if TYPE_CHECKING:
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
     from tensorcast_dask.tensors.plans import PlanSpec, Step
 
 __all__ = ["DryRun", "StepPrice", "price"]
+
+#: Links that are looked at.
+_LINKS: Final = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +47,8 @@ class StepPrice:
         Bytes that it would move; None where that cannot be known.
     link : str
         From which node to which; "" where nothing moves.
+    seconds : float or None
+        How long that would take; None where it cannot be known or was not measured.
     evicts : int
         Bytes that would have to make room at the target.
     refusal : str
@@ -52,6 +59,7 @@ class StepPrice:
     kind: str
     bytes: int | None = 0
     link: str = ""
+    seconds: float | None = 0.0
     evicts: int = 0
     refusal: str = ""
 
@@ -64,9 +72,12 @@ class DryRun:
     ----------
     steps : dict of str to StepPrice
         By step.
+    seconds : float or None
+        Of moving, along the chain of steps that takes longest; None where a step's are not known.
     """
 
     steps: dict[str, StepPrice] = field(default_factory=dict)
+    seconds: float | None = 0.0
 
     @property
     def bytes(self) -> int:
@@ -98,8 +109,14 @@ def _line(one: StepPrice) -> str:
     if one.refusal:
         return f"{one.name}: refused: {one.refusal}"
     moved = "not known" if one.bytes is None else f"{one.bytes:,} bytes"
-    room = f", {one.evicts:,} bytes make room" if one.evicts else ""
-    return f"{one.name}: {moved} {one.link}".rstrip() + room
+    if one.bytes:
+        took = "not known" if one.seconds is None else f"{one.seconds:.3g}"
+        return f"{one.name}: {moved} {one.link}, seconds: {took}" + _room(one)
+    return f"{one.name}: {moved} {one.link}".rstrip() + _room(one)
+
+
+def _room(one: StepPrice) -> str:
+    return f", {one.evicts:,} bytes make room" if one.evicts else ""
 
 
 async def price(core: Core, spec: PlanSpec, limit: Deadline) -> DryRun:
@@ -117,11 +134,26 @@ async def price(core: Core, spec: PlanSpec, limit: Deadline) -> DryRun:
             steps[step.name] = await paper.step(step)
         except TensorCastError as error:
             steps[step.name] = _refused(step, error.message)
-    return DryRun(steps=steps)
+    return DryRun(steps=steps, seconds=_longest(spec, steps))
+
+
+def _longest(spec: PlanSpec, steps: dict[str, StepPrice]) -> float | None:
+    """Add up along the chain that takes longest."""
+    ends: dict[str, float] = {}
+    for step in spec.ordinary:
+        took = steps[step.name].seconds
+        if took is None:
+            return None
+        ends[step.name] = took + max((ends[one] for one in step.needs), default=0.0)
+    return max(ends.values(), default=0.0)
 
 
 def _refused(step: Step, why: str) -> StepPrice:
     return StepPrice(name=step.name, kind=str(step.kind), refusal=why)
+
+
+def _unknown(step: Step) -> StepPrice:
+    return StepPrice(name=step.name, kind=str(step.kind), bytes=None, seconds=None)
 
 
 class _Paper:
@@ -136,6 +168,8 @@ class _Paper:
         self._free: dict[str, int] = {}
         self._holders: dict[int, set[str]] = {}
         self._made: dict[str, ArtifactInfo | None] = {}
+        #: Bytes a second by signal, where they were measured.
+        self._speeds: dict[str, float] = {}
 
     async def look(self) -> None:
         """See how things are."""
@@ -145,18 +179,26 @@ class _Paper:
             taken = use.used_bytes + use.reserved_bytes
             self._nodes[state.card.node] = state
             self._free[state.card.node] = use.capacity_bytes - taken
+        asked = SignalsAsked(
+            rid=self._core.link.next_rid(), prefixes=("link/",), limit=_LINKS
+        )
+        frame = await self._core.ask(asked, SignalFrame, self._limit)
+        for one in frame.changed:
+            speed = one.value.get("bytes_per_s")
+            if isinstance(speed, int | float) and speed > 0:
+                self._speeds[one.name] = float(speed)
 
     async def step(self, step: Step) -> StepPrice:
         """Price one step and note what it would leave."""
         info = await self._target(step)
-        self._made[step.name] = info
+        self._made[step.name] = None if step.kind is Kind.COPY else info
         plain = StepPrice(name=step.name, kind=str(step.kind))
         node = names.find_node(self._all, step.node) if step.node else ""
         match step.kind:
-            case Kind.SUBMIT | Kind.LOAD | Kind.DRAIN | Kind.CALL:
-                return StepPrice(name=step.name, kind=str(step.kind), bytes=None)
+            case Kind.SUBMIT | Kind.LOAD | Kind.COPY | Kind.DRAIN | Kind.CALL:
+                return _unknown(step)
             case Kind.PREFETCH | Kind.REPLICATE | Kind.MIGRATE if info is None:
-                return StepPrice(name=step.name, kind=str(step.kind), bytes=None)
+                return _unknown(step)
             case Kind.PREFETCH | Kind.REPLICATE | Kind.MIGRATE:
                 assert info is not None
                 moved = await self._move(step, info, node)
@@ -214,14 +256,22 @@ class _Paper:
             why = f"{card.name} has {capacity} bytes, {info.id!r} takes {info.nbytes}"
             return _refused(step, why)
         self._free[node] -= info.nbytes
-        sources = sorted(
-            self._nodes[one].card.name for one in held if one in self._nodes
-        )
-        start = next((one for one in sources if one != card.name), "nobody")
+        start, speed = self._source(held - {node}, node)
         return StepPrice(
             name=step.name,
             kind=kind,
             bytes=info.nbytes,
             link=f"{start} -> {card.name}",
+            seconds=info.nbytes / speed if speed else None,
             evicts=over,
         )
+
+    def _source(self, held: set[str], node: str) -> tuple[str, float]:
+        """Give who would send, the fastest that was measured, and how fast; 0 where none was."""
+        found = sorted(
+            (-self._speeds.get(f"link/{one}/{node}", 0.0), self._nodes[one].card.name)
+            for one in held
+            if one in self._nodes
+        )
+        speed, name = found[0] if found else (0.0, "nobody")
+        return name, -speed

@@ -228,6 +228,8 @@ def _attempt(
         if isinstance(how, Caller):
             session = current_session()
             return doing.call_instance(session, step, given, how, limit), False
+        if step.kind is Kind.COPY:  # a put: a repeat finds what is there
+            return doing.carry_out(current_session(), step, given, limit), False
         mine = copy.copy(core)
         mine.link = EffectLink(core.link, ticket, step.name, attempt)
         session = copy.copy(current_session())
