@@ -75,6 +75,11 @@ class Artifact:
         return self.info.owner
 
     @property
+    def tier(self) -> str:
+        """Tier to which the put that gave this handle brought the bytes; "" for other handles."""
+        return self.info.tier or ""
+
+    @property
     def degraded(self) -> str:
         """Why there are fewer replicas than asked for; "" when there are not."""
         return self.info.degraded

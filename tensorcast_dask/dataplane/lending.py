@@ -23,7 +23,13 @@ import msgspec
 from tensorcast_dask.dataplane import memory
 from tensorcast_dask.dataplane.link import Link, LinkCallbacks
 from tensorcast_dask.dataplane.server import Peer, Reply
-from tensorcast_dask.exceptions import Gone, Incomplete, InvalidArgument, Unimplemented
+from tensorcast_dask.exceptions import (
+    Gone,
+    Incomplete,
+    InvalidArgument,
+    NotFound,
+    Unimplemented,
+)
 from tensorcast_dask.tensors.checksums import chunk_range, encode_sums
 from tensorcast_dask.tensors.ids import Epoch
 from tensorcast_dask.tensors.messages import (
@@ -48,7 +54,6 @@ from tensorcast_dask.tensors.messages import (
     StateAsked,
     SumsAsked,
     TaskDone,
-    Tier,
 )
 
 if TYPE_CHECKING:
@@ -87,6 +92,10 @@ class LentMemory(Protocol):
 
     def where(self) -> tuple[int, bytes]:
         """Say whose memory it is and where, for a reader that reads it itself; (0, b"") if none can."""
+        ...
+
+    def slabs(self, device: str) -> tuple[tuple[bytes, ...], bytes]:
+        """Give handles of memory on a device and spans (`Opened.slabs`); none where it lies elsewhere."""
         ...
 
 
@@ -168,7 +177,8 @@ class Lending:
         with self._lock:
             known = self._lent.pop(generation, None)
         if known is not None:
-            dropped = ReplicaDropped(generation=generation, tier=Tier.HOST, why=why)
+            tier = known.record.tier
+            dropped = ReplicaDropped(generation=generation, tier=tier, why=why)
             self._link.send(dropped)
 
     def close(self, why: str = "released by its owner") -> None:
@@ -213,7 +223,7 @@ class Lending:
         """Answer one request of a reader."""
         match request:
             case Open():
-                return self._open(request)
+                return self._open(request, peer)
             case ChunkMapAsked() | SumsAsked():
                 return Reply(message=self._chunk_map(request))
             case ReadChunk():
@@ -236,10 +246,16 @@ class Lending:
             raise Gone(message)
         return known
 
-    def _open(self, request: Open) -> Reply:
+    def _open(self, request: Open, peer: Peer) -> Reply:
         known = self._known(request.generation)
         record = known.record
+        slabs: tuple[bytes, ...] = ()
         pid, spans = known.where() if request.lent else (0, b"")
+        if request.device:
+            slabs, spans = known.slabs(request.device) if peer.unix else ((), b"")
+            if not slabs:
+                message = f"{record.id!r} is not lent on device {request.device}; read it through host memory"
+                raise NotFound(message, {"device": request.device})
         stamp = known.stamp()
         opened = Opened(
             generation=request.generation,
@@ -249,8 +265,9 @@ class Lending:
             pid=pid,
             spans=spans,
             stamp=stamp,
+            slabs=slabs,
         )
-        if pid:
+        if pid or slabs:
             return Reply(message=opened)
         content = bytearray(record.nbytes)
         known.part(0, memoryview(content))

@@ -32,8 +32,8 @@ from tensorcast_dask.exceptions import (
     DeviceError,
     InvalidArgument,
     PeerLost,
+    RequestError,
     TensorCastError,
-    Unimplemented,
 )
 from tensorcast_dask.tensors.checksums import decode_sums, encode_sums
 from tensorcast_dask.tensors.devices import parse_devices
@@ -90,7 +90,7 @@ class Slabs:
         slab = self._device.allocate(GRAIN_BYTES)
         try:
             self._device.export(slab)
-        except Unimplemented:
+        except RequestError:
             return False
         finally:
             self._device.free(slab)
@@ -129,7 +129,7 @@ class Slabs:
         return OrderEnded(number=order.number)
 
     def _handle(self, slab: Memory) -> bytes:
-        with contextlib.suppress(Unimplemented):
+        with contextlib.suppress(RequestError):
             return self._device.export(slab).encode()
         return b""
 

@@ -36,9 +36,9 @@ from tensorcast_dask.tensors.messages import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-    from tensorcast_dask.dataplane.arrays import Source
+    from tensorcast_dask.dataplane.arrays import LentSlabs, Source
     from tensorcast_dask.dataplane.framing import Payload
     from tensorcast_dask.tensors.ids import ArtifactId, Generation, HostId, Version
     from tensorcast_dask.tensors.messages import SessionOpen, StoreRequest
@@ -61,8 +61,12 @@ class Registration:
         sources: Sequence[Source],
         *,
         verify: bool,
+        slabs: LentSlabs | None = None,
+        settle: Callable[[], None] | None = None,
     ) -> None:
         self._lender = lender
+        self._slabs = slabs
+        self._settle = settle or (lambda: None)
         self.record = record
         self.index = index
         self._content = arrays.RangeReader(sources, index)
@@ -96,6 +100,7 @@ class Registration:
             with self._changed:
                 self._inside -= 1
                 if not self._inside:
+                    self._settle()
                     if self._sums is not None:
                         self._sums = self._content_sums()
                     self._stamp += 1
@@ -134,6 +139,13 @@ class Registration:
     def where(self) -> tuple[int, bytes]:
         """See `LentMemory`: it is served from here alone."""
         return 0, b""
+
+    def slabs(self, device: str) -> tuple[tuple[bytes, ...], bytes]:
+        """See `LentMemory`."""
+        lent = self._slabs
+        if lent is None or lent.device != device:
+            return (), b""
+        return lent.handles, lent.spans
 
     def _check(self, start: int, copy: memoryview) -> None:
         step = self._lender.chunk_bytes
@@ -228,20 +240,30 @@ class Lender:
         sources: Sequence[Source],
         labels: dict[str, str],
         verify: bool,
+        slabs: LentSlabs | None = None,
+        settle: Callable[[], None] | None = None,
     ) -> Registration:
         """Begin to serve one artifact version and tell the catalog."""
         record = ReplicaRecord(
             generation=generation,
             id=id,
             version=version,
-            tier=Tier.HOST,
+            tier=Tier.HOST if slabs is None else Tier.DEVICE,
             nbytes=index.nbytes,
             index_digest=index.digest(),
             labels=labels,
             owner=Owner.CALLER,
             index=index.encode(),
         )
-        registration = Registration(self, record, index, sources, verify=verify)
+        registration = Registration(
+            self,
+            record,
+            index,
+            sources,
+            verify=verify,
+            slabs=slabs,
+            settle=settle,
+        )
         self._lending.lend(registration)
         return registration
 

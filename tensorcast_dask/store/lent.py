@@ -96,6 +96,10 @@ class RemoteMemory:
         """See `LentMemory`."""
         return (self._watch.pid, self._packed) if self._direct else (0, b"")
 
+    def slabs(self, device: str) -> tuple[tuple[bytes, ...], bytes]:  # noqa: ARG002 - a lender's
+        """See `LentMemory`: an instance lends host memory."""
+        return (), b""
+
     def mutating(self, stamp: int) -> None:
         """Take the owner's word on its content."""
         with self._changed:

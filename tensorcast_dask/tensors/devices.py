@@ -27,7 +27,7 @@ __all__ = [
 
 #: Kind of backend -> family of devices.
 FAMILIES: Final = {"cupy": "cuda", "torch": "cuda", "emulated": "emulated"}
-_EMULATED: Final = re.compile(r"emulated:(\d+)x(.+)")
+_EMULATED: Final = re.compile(r"emulated:(\d+)x(.+?)(:pool)?")
 _NAME: Final = re.compile(r"(cuda|emulated)(?::(\d+))?")
 _MAX_EMULATED: Final = 64
 
@@ -66,18 +66,22 @@ class DeviceSpec:
         How many emulated devices there are.
     nbytes : int
         The memory of each of them.
+    pool : bool
+        Whether what a process allocates on them comes from a pool, which no handle opens.
     """
 
     kind: str = ""
     count: int = 0
     nbytes: int = 0
+    pool: bool = False
 
     def __str__(self) -> str:
-        return f"emulated:{self.count}x{self.nbytes}" if self.count else self.kind
+        pool = ":pool" if self.pool else ""
+        return f"emulated:{self.count}x{self.nbytes}{pool}" if self.count else self.kind
 
 
 def parse_devices(value: object) -> DeviceSpec:
-    """Read the setting `device`: null, `cupy`, `torch` or `emulated:<count>x<bytes>`.
+    """Read the setting `device`: null, `cupy`, `torch` or `emulated:<count>x<bytes>[:pool]`.
 
     Raises
     ------
@@ -97,7 +101,7 @@ def parse_devices(value: object) -> DeviceSpec:
             f"takes 1 to {_MAX_EMULATED} emulated devices with memory, not {value!r}"
         )
         raise ValueError(message)
-    return DeviceSpec("emulated", count, nbytes)
+    return DeviceSpec("emulated", count, nbytes, pool=found[3] is not None)
 
 
 def is_uuid(name: str) -> bool:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -63,13 +64,16 @@ def test_the_python_of_a_document_runs_as_written(
     body = textwrap.indent("\n".join(program), "    ") or "    pass"
     # Spawned children import the script again: its body is for the first one only.
     script.write_text(f"if __name__ == '__main__':{body[4:] and chr(10)}{body}\n")
-    done = subprocess.run(
-        [sys.executable, str(script)],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
+    # A run directory of its own, short enough for sockets: emulated devices of other
+    # programs of this user may have another budget.
+    with TemporaryDirectory(prefix="tc-", dir="/tmp") as run_dir:
+        done = subprocess.run(
+            [sys.executable, str(script)],
+            cwd=tmp_path,
+            env=os.environ | {"PYTHONPATH": str(ROOT), "TENSORCAST_RUN_DIR": run_dir},
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+        )
     assert done.returncode == 0, done.stderr

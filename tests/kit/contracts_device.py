@@ -13,11 +13,12 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
 from tensorcast_dask.dataplane.devices import (
+    ArrayMemory,
     Device,
     DeviceRange,
     HostMemory,
@@ -281,6 +282,22 @@ class DeviceContract:
         memory = self.filled(device, noise(1000))
         array = device.wrap(memory.range(8, 100))
         assert getattr(array, "nbytes", None) == 100
+
+    def test_memory_of_an_array_is_used_as_it_lies(self, device: Device) -> None:
+        data = noise(8192)
+        array: Any = device.wrap(self.filled(device, data).range(100, 1000))
+        facts = getattr(array, "__cuda_array_interface__", None)
+        address = array.address if facts is None else facts["data"][0]
+        memory = device.open(ArrayMemory(address, 1000, array))
+        assert self.bytes_of(device, memory.range(10, 5)) == data[110:115]
+        if self.exports:
+            handle = device.export(memory)
+            assert handle.offset == 100
+            assert handle.nbytes >= len(data)
+            assert device.exported(handle) is memory
+        device.close(memory)
+        with pytest.raises(Gone):
+            self.bytes_of(device, memory.range())
 
     def test_a_closed_device_says_so(self, device: Device) -> None:
         memory = self.filled(device, b"data")

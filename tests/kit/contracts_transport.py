@@ -16,6 +16,7 @@ from typing import ClassVar
 
 import pytest
 
+from tensorcast_dask.dataplane.devices import Device
 from tensorcast_dask.dataplane.fileranges import FileRange
 from tensorcast_dask.dataplane.transports.base import (
     Arrived,
@@ -34,7 +35,7 @@ from tensorcast_dask.exceptions import (
     WrongPeer,
 )
 from tensorcast_dask.tensors.messages import Location
-from tests.kit.holders import GENERATION, Break, Served, serve
+from tests.kit.holders import GENERATION, Break, Holder, Served, serve
 
 __all__ = ["TransportContract", "pattern"]
 
@@ -61,10 +62,14 @@ class TransportContract:
     checks_token: ClassVar[bool] = True
     #: Once mapped, the memory outlives the holder: its death is no news.
     outlives_holder: ClassVar[bool] = False
+    #: Who serves, and the device that is read on.
+    holder: ClassVar[type[Holder]] = Holder
+    device: ClassVar[Device | None] = None
 
     @pytest.fixture
     def served(self) -> Iterator[Served]:
-        with serve(pattern(5 * CHUNK_BYTES + 17), chunk_bytes=CHUNK_BYTES) as served:
+        data = pattern(5 * CHUNK_BYTES + 17)
+        with serve(data, chunk_bytes=CHUNK_BYTES, holder=self.holder) as served:
             yield served
 
     def open(
@@ -83,6 +88,7 @@ class TransportContract:
         context = Context(
             credentials=served.credentials_with(**changes),
             until_s=time.monotonic() + within_s,
+            device=self.device,
         )
         return open_source(
             location or served.location,
@@ -340,7 +346,7 @@ class TransportContract:
 
     def test_a_holder_without_bytes_has_no_chunks(self) -> None:
         with (
-            serve(b"", chunk_bytes=CHUNK_BYTES) as served,
+            serve(b"", chunk_bytes=CHUNK_BYTES, holder=self.holder) as served,
             contextlib.closing(self.open(served)) as source,
         ):
             assert source.chunk_map().nbytes == 0

@@ -2,7 +2,8 @@
 
 The order in which bytes are looked for:
 
-1. a copy on that device at a node of this host: its slab, opened for as long as it is used;
+1. a copy on that device at a node of this host, or memory there that its owner lends: opened by
+   handle (`transports.cuda_ipc`) for as long as it is used;
 2. for `share`, such a copy is made first (`Ensure`);
 3. host memory, as any read finds it, copied to the device by this process.
 
@@ -16,19 +17,24 @@ Rules:
 
 from __future__ import annotations
 
+import contextlib
 import os
+import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tensorcast_dask.api.actions import moves, names
 from tensorcast_dask.api.connection.operation import Operation
+from tensorcast_dask.dataplane import arrays
 from tensorcast_dask.dataplane.arrays import (
     DeviceTensor,
-    Holding,
     check_targets,
     fill_slab,
 )
-from tensorcast_dask.dataplane.devices import SlabHandle
+from tensorcast_dask.dataplane.channel import Credentials
+from tensorcast_dask.dataplane.devices import Holding, SlabHandle
+from tensorcast_dask.dataplane.transports.base import Context
+from tensorcast_dask.dataplane.transports.cuda_ipc import open_ipc
 from tensorcast_dask.exceptions import (
     AbsentError,
     CapacityError,
@@ -38,12 +44,13 @@ from tensorcast_dask.exceptions import (
     Mismatch,
     OwnershipError,
     PeerLost,
+    RequestError,
     WrongPeer,
 )
-from tensorcast_dask.tensors.messages import Open, Opened, Tier
+from tensorcast_dask.tensors.messages import Location, Owner, Tier
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from tensorcast_dask.api.connection.core import Core
     from tensorcast_dask.api.connection.deadlines import Deadline
@@ -51,21 +58,24 @@ if TYPE_CHECKING:
     from tensorcast_dask.dataplane.devices import Device
     from tensorcast_dask.dataplane.devices.own import OwnDevice
     from tensorcast_dask.dataplane.framing import Frame
+    from tensorcast_dask.dataplane.transports.cuda_ipc import IpcSource
     from tensorcast_dask.tensors.messages import ArtifactInfo, NodeCard, Reserved
     from tensorcast_dask.tensors.specs import Index
 
 __all__ = [
     "OnDevice",
+    "adopted",
     "bind",
     "copied",
     "device_of",
     "fill",
+    "holders",
     "loaded",
-    "open_slab",
     "put_device",
     "shared",
 ]
 
+R = TypeVar("R")
 _TRIED = 4
 _UNREACHED = (DeviceError, OwnershipError, PeerLost, WrongPeer)
 
@@ -78,70 +88,72 @@ class OnDevice:
     holding: Holding
 
 
-def open_slab(
-    core: Core, info: ArtifactInfo, own: OwnDevice, limit: Deadline, *, share: bool
-) -> OnDevice | None:
-    """Open the slab of a copy at a node of this host; None when none has one. Blocks."""
-    hint = core.stores.place(info.generation)
-    cards = core.stores.local()[:_TRIED]
-    cards.sort(key=lambda card: hint is None or card.node != hint.node)
-    for card in cards:
-        try:
-            return _open_at(core, card, info, own, limit, share=share)
-        except (AbsentError, DeadlineExceeded, Mismatch, *_UNREACHED):
-            continue
-    return None
-
-
-def _open_at(
+def _reached(
     core: Core,
-    card: NodeCard,
     info: ArtifactInfo,
     own: OwnDevice,
     limit: Deadline,
+    cards: Sequence[NodeCard],
+    use: Callable[[IpcSource], R],
     *,
-    share: bool,
-) -> OnDevice:
-    device = own.device
-    request = Open(
-        rid=core.link.next_rid(),
-        generation=info.generation,
-        deadline_s=limit.left_s(),
-        device=device.id.uuid,
-        share=share,
-    )
-    frame = core.stores.ask(card, request, Opened, limit)
-    opened, tag = frame.message, frame.take_fd()
-    try:
-        memory = device.open(SlabHandle.decode(opened.handle))
-    except BaseException:
-        os.close(tag)
-        raise
-    index = core.stores.index(info.generation, opened.index)
-    return OnDevice(index, Holding(device, memory, tag=tag))
+    share: bool = False,
+) -> R | None:
+    """Use the first of some holders whose memory on the device can be had; None without one."""
+    for card in cards:
+        context = Context(
+            credentials=Credentials(host=core.host),
+            pool=core.stores.pool,
+            until_s=time.monotonic() + limit.answer_within_s(),
+            device=own.device,
+            share=share,
+            deadline_s=limit.left_s(),
+        )
+        where = Location(card=card, tier=Tier.DEVICE)
+        with contextlib.closing(open_ipc(where, info.generation, context)) as source:
+            try:
+                source.open()
+            except (AbsentError, DeadlineExceeded, Mismatch, *_UNREACHED):
+                continue
+            with contextlib.suppress(OwnershipError):  # its owner has ended meanwhile
+                return use(source)
+    return None
+
+
+def _near(core: Core, info: ArtifactInfo) -> Sequence[NodeCard]:
+    """Give the nodes of this host that may have it on a device."""
+    hint = core.stores.place(info.generation)
+    cards = core.stores.local()[:_TRIED]
+    return sorted(cards, key=lambda card: hint is None or card.node != hint.node)
+
+
+async def holders(
+    core: Core, info: ArtifactInfo, limit: Deadline
+) -> Sequence[NodeCard]:
+    """Give who of this host may have it on a device: its nodes, or whoever lends it."""
+    if info.owner is not Owner.CALLER:
+        return _near(core, info)
+    found = await names.locate(core, info.generation, limit)
+    return [at.card for at in found if at.card.host == core.host]
 
 
 def copied(
-    core: Core, info: ArtifactInfo, own: OwnDevice, limit: Deadline
+    core: Core,
+    info: ArtifactInfo,
+    own: OwnDevice,
+    limit: Deadline,
+    cards: Sequence[NodeCard],
 ) -> OnDevice | None:
-    """Copy a slab into memory of our own on the device; None without one. Blocks."""
-    found = None if info.view else open_slab(core, info, own, limit, share=False)
-    if found is None:
-        return None
-    try:
-        return _private(own, found)
-    except OwnershipError:  # the device process ended meanwhile
-        return None
+    """Copy what a holder has into memory of our own on the device; None without one. Blocks."""
 
+    def private(source: IpcSource) -> OnDevice:
+        opened = source.open()
+        index = core.stores.index(info.generation, opened.index)
+        memory = own.device.allocate(max(1, opened.nbytes))
+        holding = Holding(own.device, memory)
+        source.read_ranges([(0, opened.nbytes)], memory.range(0, opened.nbytes))
+        return OnDevice(index, holding)
 
-def _private(own: OwnDevice, found: OnDevice) -> OnDevice:
-    device, nbytes = own.device, found.index.nbytes
-    memory = device.allocate(max(1, nbytes))
-    holding = Holding(device, memory)
-    if nbytes:
-        source = found.holding.memory.range(0, nbytes)
-        device.copy(memory.range(0, nbytes), source).wait()
-    return OnDevice(found.index, holding)
+    return None if info.view else _reached(core, info, own, limit, cards, private)
 
 
 def loaded(own: OwnDevice, index: Index, content: Any) -> OnDevice:
@@ -185,7 +197,12 @@ async def shared(
 def _share(
     core: Core, info: ArtifactInfo, own: OwnDevice, limit: Deadline
 ) -> OnDevice | None:
-    return open_slab(core, info, own, limit, share=True)
+    def mapping(source: IpcSource) -> OnDevice:
+        opened, holding = source.slab()
+        return OnDevice(core.stores.index(info.generation, opened.index), holding)
+
+    cards = _near(core, info)
+    return _reached(core, info, own, limit, cards, mapping, share=True)
 
 
 async def device_of(core: Core, device: str, limit: Deadline) -> str:
@@ -214,6 +231,14 @@ async def device_of(core: Core, device: str, limit: Deadline) -> str:
 
 
 # -------------------------------------------------------------------- putting
+def adopted(core: Core, sources: Sequence[Source]) -> Sequence[Source]:
+    """Take arrays of CUDA as tensors on a device of this process, where it can open it."""
+    try:
+        return arrays.adopted(sources, lambda name: core.devices.open(name).device)
+    except (RequestError, DeviceError):  # their library brings them to host memory
+        return sources
+
+
 def put_device(sources: Sequence[Source]) -> Device | None:
     """Give the device that all sources lie on; None where they do not lie on one."""
     devices = {
@@ -240,26 +265,29 @@ def fill(
 
 # -------------------------------------------------------------------- binding
 def bind(
-    core: Core, info: ArtifactInfo, targets: Mapping[str, Any], limit: Deadline
+    core: Core,
+    info: ArtifactInfo,
+    targets: Mapping[str, Any],
+    limit: Deadline,
+    cards: Sequence[NodeCard],
 ) -> bool:
-    """Fill tensors of one device from a slab of it; False, and nothing done, without one."""
+    """Fill tensors of one device from a holder's; False, and nothing done, without one."""
     found = [value for value in targets.values() if isinstance(value, DeviceTensor)]
     own = core.devices.opened(found[0].device) if found else None
     if own is None or len(found) < len(targets) or info.view:
         return False
     if any(value.device is not own.device for value in found):
         return False
-    slab = open_slab(core, info, own, limit, share=False)
-    if slab is None:
-        return False
-    check_targets(slab.index, targets)
-    events = []
-    for name, target in targets.items():
-        at = slab.index.position(name)
-        offset, nbytes = slab.index.offsets[at], slab.index.sizes[at]
-        if nbytes:
-            source = slab.holding.memory.range(offset, nbytes)
-            events.append(own.device.copy(target.place, source))
-    for event in events:
-        event.wait()
-    return True
+
+    def filled(source: IpcSource) -> bool:
+        index = core.stores.index(info.generation, source.open().index)
+        check_targets(index, targets)
+        places = []
+        for name, target in targets.items():
+            at = index.position(name)
+            if index.sizes[at]:
+                places.append((index.offsets[at], index.sizes[at], target.place))
+        source.read_places(places)
+        return True
+
+    return bool(_reached(core, info, own, limit, cards, filled))

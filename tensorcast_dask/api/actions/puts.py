@@ -24,6 +24,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import msgspec
+
 from tensorcast_dask.api.actions import on_device
 from tensorcast_dask.api.actions.names import check_labels, check_version
 from tensorcast_dask.api.actions.same import same_content
@@ -62,6 +64,7 @@ from tensorcast_dask.tensors.messages import (
     Owner,
     Reserve,
     Reserved,
+    Tier,
     Write,
 )
 
@@ -165,6 +168,8 @@ async def put(
         index, sources = await core.in_thread(arrays.canonical, tensors)
     else:  # describing reads no element; a thread costs more
         index, sources = arrays.canonical(tensors)
+    if not all(source.flat for source in sources):
+        sources = list(await core.in_thread(on_device.adopted, core, sources))
     what = _Put(
         ArtifactId(artifact_id),
         index,
@@ -201,6 +206,11 @@ class _Put:
     tally: Tally
     #: On which it lies and is to lie; None for host memory.
     device: Device | None = None
+
+    @property
+    def tier(self) -> Tier:
+        """Where it is put."""
+        return Tier.HOST if self.device is None else Tier.DEVICE
 
     @property
     def uuid(self) -> str:
@@ -247,7 +257,8 @@ async def _put(core: Core, what: _Put) -> ArtifactInfo:
                 await asyncio.sleep(_AGAIN_S)
                 continue
             try:
-                return await _bring(core, created, what, commit)
+                made = await _bring(core, created, what, commit)
+                return msgspec.structs.replace(made, tier=what.tier)
             except AbsentError:
                 if not _is_forgotten(core, created):
                     raise

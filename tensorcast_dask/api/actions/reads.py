@@ -304,7 +304,8 @@ async def _read_on(
     if share:
         found = await on_device.shared(core, info, own, limit)
     else:
-        found = await core.in_thread(on_device.copied, core, info, own, limit)
+        cards = await on_device.holders(core, info, limit)
+        found = await core.in_thread(on_device.copied, core, info, own, limit, cards)
     if found is None:
         here = await _anywhere(core, info, limit)
         # A view is copied to be packed: not on the event loop.
@@ -324,7 +325,8 @@ def read_into(
         raise InvalidArgument(message)
 
     async def work() -> None:
-        if await core.in_thread(on_device.bind, core, info, targets, limit):
+        cards = await on_device.holders(core, info, limit)
+        if await core.in_thread(on_device.bind, core, info, targets, limit, cards):
             return
         found = await _anywhere(core, info, limit)
         await core.in_thread(_copy_out, found, targets)

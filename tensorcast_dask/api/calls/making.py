@@ -165,12 +165,14 @@ class Making(Calls):
         labels: Mapping[str, str] | None = None,
         version: int | str | None = None,
         verify: bool = False,
+        copy: bool = False,
         deadline: float | None = None,
     ) -> Any:
         """Lend tensors to the cluster without a copy: a caller-leased artifact.
 
         This process serves them by a thread of its own until `release`, `destroy` or its
-        end. They are frozen until then, but inside `with artifact.mutate():`.
+        end. They are frozen until then, but inside `with artifact.mutate():`. Tensors on a
+        device are lent by handle: who has the device too copies them there.
 
         Parameters
         ----------
@@ -178,12 +180,20 @@ class Making(Calls):
             As for `put`.
         verify : bool
             Hash now, so that a change outside the fence is found instead of served.
+        copy : bool
+            Lend a copy in host memory of what lies on a device and cannot be lent by handle.
         deadline
             As for `put`.
 
         Returns
         -------
         Artifact
+
+        Raises
+        ------
+        UnsupportedPlatform, Unimplemented
+            When memory of a device cannot be opened by other processes (a pool of
+            cudaMallocAsync, expandable segments): the message names the setting to change.
         """
         limit = self._core.deadline(deadline)
 
@@ -195,6 +205,7 @@ class Making(Calls):
                 labels=labels,
                 version=version,
                 verify=verify,
+                copy=copy,
                 limit=limit,
             )
             artifact = Artifact(info, self._session)

@@ -1,4 +1,4 @@
-"""Arrays in and out of segments: numpy and torch behind one contract.
+"""Arrays in and out of segments: numpy, torch and cupy behind one contract.
 
 `canonical` describes a caller's tensors. `copy_into` copies them into a segment that is
 mapped, `write_into` writes them into one that is not, `spans` lists their memory for a
@@ -20,8 +20,10 @@ from tensorcast_dask.dataplane.arrays.copying import (
     check_targets,
     copy_into,
     copy_out,
+    staged,
     zero_gaps,
 )
+from tensorcast_dask.dataplane.arrays.cuda_arrays import adopted, settle
 from tensorcast_dask.dataplane.arrays.making import (
     RawTensor,
     default_framework,
@@ -29,8 +31,9 @@ from tensorcast_dask.dataplane.arrays.making import (
 )
 from tensorcast_dask.dataplane.arrays.on_device import (
     DeviceTensor,
-    Holding,
+    LentSlabs,
     fill_slab,
+    lent_slabs,
     materialise_on,
 )
 from tensorcast_dask.dataplane.arrays.ranges import RangeReader
@@ -40,11 +43,12 @@ __all__ = [
     "ONLY_TENSOR",
     "ArrayBackend",
     "DeviceTensor",
-    "Holding",
+    "LentSlabs",
     "Places",
     "RangeReader",
     "RawTensor",
     "Source",
+    "adopted",
     "backend_named",
     "canonical",
     "check_targets",
@@ -53,10 +57,13 @@ __all__ = [
     "default_framework",
     "describe",
     "fill_slab",
+    "lent_slabs",
     "materialise",
     "materialise_on",
     "resident_bytes",
+    "settle",
     "spans",
+    "staged",
     "write_into",
     "zero_gaps",
 ]

@@ -5,7 +5,7 @@ Rules:
 1. Everything is described, and refused, before anything is allocated or copied.
 2. Two names are tied when they are one tensor: same memory, dtype, shape and strides, in
    whichever library. Views that merely overlap are stored independently.
-3. A library is asked only about its own values; torch is looked up among the loaded
+3. A library is asked only about its own values; torch and cupy are looked up among the loaded
    modules, never imported on behalf of a caller who has none of its tensors.
 """
 
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from tensorcast_dask.dataplane.arrays.cuda_arrays import CupyBackend
 from tensorcast_dask.dataplane.arrays.numpy_backend import NumpyBackend
 from tensorcast_dask.dataplane.arrays.on_device import DeviceBackend, DeviceTensor
 from tensorcast_dask.exceptions import (
@@ -46,6 +47,7 @@ ONLY_TENSOR: Final = "tensor"
 
 _NUMPY: Final = NumpyBackend()
 _ON_DEVICE: Final = DeviceBackend()
+_CUPY: Final = CupyBackend()
 _LOADED: Final[dict[str, ArrayBackend]] = {"numpy": _NUMPY}
 
 
@@ -82,6 +84,9 @@ def _owner(kind: type) -> ArrayBackend | None:
         return _NUMPY
     if issubclass(kind, DeviceTensor):
         return _ON_DEVICE
+    cupy = sys.modules.get("cupy")
+    if cupy is not None and issubclass(kind, cupy.ndarray):
+        return _CUPY
     torch = sys.modules.get("torch")
     tensor = getattr(
         torch, "Tensor", None

@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from tensorcast_dask.dataplane.arrays.canonical import describe
+from tensorcast_dask.dataplane import memory
+from tensorcast_dask.dataplane.arrays.canonical import backend_named, describe
+from tensorcast_dask.dataplane.arrays.contract import Source
 from tensorcast_dask.exceptions import InvalidArgument, Mismatch
 
 if TYPE_CHECKING:
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer
 
-    from tensorcast_dask.dataplane.arrays.contract import Bytes, Source
+    from tensorcast_dask.dataplane.arrays.contract import Bytes
     from tensorcast_dask.tensors.specs import Index
 
 __all__ = [
@@ -36,6 +38,7 @@ __all__ = [
     "check_targets",
     "copy_into",
     "copy_out",
+    "staged",
     "stretches",
     "zero_gaps",
 ]
@@ -125,6 +128,18 @@ def zero_gaps(buffer: Buffer | int, index: Index) -> None:
 def _zero(out: Bytes, index: Index) -> None:
     for offset, nbytes in index.gaps():
         out[offset : offset + nbytes] = 0
+
+
+def staged(sources: Sequence[Source], index: Index) -> list[Source]:
+    """Copy a segment into host memory of our own, and describe it there as it was."""
+    content = memory.private(index.nbytes)
+    copy_into(sources, index, content)
+    whole, backend = np.frombuffer(content, np.uint8), backend_named("numpy")
+    columns = zip(index.offsets, index.sizes, index.dtypes, index.shapes, strict=True)
+    return [
+        Source(backend, whole[at : at + nbytes], dtype, shape, flat=True)
+        for at, nbytes, dtype, shape in columns
+    ]
 
 
 def copy_into(

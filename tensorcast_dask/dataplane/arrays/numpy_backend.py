@@ -29,7 +29,14 @@ if TYPE_CHECKING:
     from tensorcast_dask.dataplane.arrays.contract import Bytes, Places
     from tensorcast_dask.tensors.specs import Shape
 
-__all__ = ["AnyArray", "NumpyBackend", "byte_strides", "numpy_dtype", "whole_buffer"]
+__all__ = [
+    "AnyArray",
+    "NumpyBackend",
+    "byte_strides",
+    "numpy_dtype",
+    "our_dtype",
+    "whole_buffer",
+]
 
 AnyArray = np.ndarray[tuple[int, ...], np.dtype[np.generic]]
 
@@ -79,7 +86,8 @@ def _instead_of(found: np.dtype[np.generic]) -> str:
     return f"convert it to one of: {', '.join(DTYPES)}"
 
 
-def _our_dtype(name: str, found: np.dtype[np.generic]) -> DType:
+def our_dtype(name: str, found: np.dtype[np.generic]) -> DType:
+    """Return the dtype that an array of numpy's (or with numpy's dtypes) has here."""
     known = _DTYPE_OF.get(found)
     if known is not None:
         return known
@@ -138,7 +146,7 @@ class NumpyBackend:
         return Source(
             self,
             array,
-            _DTYPE_OF.get(found) or _our_dtype(name, found),
+            _DTYPE_OF.get(found) or our_dtype(name, found),
             array.shape,
             flags.c_contiguous and found.isnative,
             alone=flags.owndata,
@@ -154,7 +162,7 @@ class NumpyBackend:
         dtypes = [array.dtype for array in arrays]
         kinds = dict(zip(dtypes, tensors, strict=True))  # with the name to blame
         ours = {
-            kind: _DTYPE_OF.get(kind) or _our_dtype(name, kind)
+            kind: _DTYPE_OF.get(kind) or our_dtype(name, kind)
             for kind, name in kinds.items()
         }
         columns = zip(arrays, map(ours.__getitem__, dtypes), strict=True)

@@ -4,26 +4,22 @@ Rules:
 
 1. What is on a device is bytes and a description. `DeviceTensor` is that and no more; cupy and
    torch make arrays of their own over the same bytes, where they have the dtype.
-2. The memory of a result is given back with its last tensor: freed where it is private,
-   closed (and its tag after it) where another process owns it.
+2. The memory of a result is given back with its last tensor (`Holding`).
 3. A tensor that is shared is not written to by us: whoever else reads it would see that.
 4. No copy is under way when a call returns.
 """
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import importlib.util
-import os
-import weakref
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+import struct
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 
 import numpy as np
 
 from tensorcast_dask.dataplane.arrays.contract import Places, Source
 from tensorcast_dask.exceptions import (
-    TensorCastError,
     UnsupportedDtype,
     UnsupportedPlatform,
 )
@@ -35,42 +31,21 @@ if TYPE_CHECKING:
 
     from tensorcast_dask.dataplane.arrays.contract import Bytes
     from tensorcast_dask.dataplane.devices import Device, DeviceRange, Memory
+    from tensorcast_dask.dataplane.devices.holding import Holding
     from tensorcast_dask.tensors.dtypes import DType
     from tensorcast_dask.tensors.specs import Index, Shape
 
-__all__ = ["DeviceBackend", "DeviceTensor", "Holding", "fill_slab", "materialise_on"]
+__all__ = [
+    "DeviceBackend",
+    "DeviceTensor",
+    "LentSlabs",
+    "fill_slab",
+    "lent_slabs",
+    "materialise_on",
+]
 
 _ZEROS: Final = bytes(4096)
-
-
-class Holding:
-    """Memory of a device in which tensors lie; given back when nothing refers to it any more.
-
-    Parameters
-    ----------
-    device : Device
-        Whose it is.
-    memory : Memory
-        Allocated or opened here.
-    tag : int
-        The description that says to the owner that we have it open; -1 for our own.
-    """
-
-    def __init__(self, device: Device, memory: Memory, *, tag: int = -1) -> None:
-        self.device = device
-        self.memory = memory
-        self.shared = tag >= 0
-        weakref.finalize(self, _give_back, device, memory, tag)
-
-
-def _give_back(device: Device, memory: Memory, tag: int) -> None:
-    with contextlib.suppress(TensorCastError):  # the device is closed, or has failed
-        if tag >= 0:
-            device.close(memory)
-        else:
-            device.free(memory)
-    if tag >= 0:
-        os.close(tag)
+_SPAN: Final = struct.Struct("<QQQQ")
 
 
 class DeviceTensor:
@@ -117,6 +92,11 @@ class DeviceTensor:
         if found:
             self.device.copy(found, self.place).wait()
         return found
+
+    def read_into(self, first: int, out: Bytes) -> None:
+        """Copy bytes from byte `first` on to host memory, as many as `out` has."""
+        place = self.place.memory.range(self.place.offset + first, out.nbytes)
+        self.device.copy(out, place).wait()
 
     def _refuse(self, *_: object, **__: object) -> NoReturn:
         message = f"the tensor lies on {self.device.id}: copy it with to_host() first"
@@ -183,6 +163,46 @@ class DeviceBackend:
         tensor = _tensor(target)
         if tensor.nbytes:
             tensor.device.copy(tensor.place, data).wait()
+
+
+# ------------------------------------------------------------------ lent by handle
+class LentSlabs(NamedTuple):
+    """Tensors that lie on one device, for processes that have it open too."""
+
+    #: UUID of the device.
+    device: str
+    handles: tuple[bytes, ...]
+    #: As in `Opened.slabs`.
+    spans: bytes
+
+
+def lent_slabs(index: Index, sources: Sequence[Source]) -> LentSlabs | None:
+    """Make handles of the memory in which sources lie; None where they lie on no one device.
+
+    Raises
+    ------
+    UnsupportedPlatform, Unimplemented
+        When memory of its allocator cannot be opened by other processes; it names the setting.
+    InvalidArgument
+        When it is another process's already.
+    """
+    numbers: dict[Memory, int] = {}
+    handles, devices, spans = [], set(), []
+    for source, start, nbytes in zip(sources, index.offsets, index.sizes, strict=True):
+        value = source.value
+        if not nbytes:
+            continue
+        if not isinstance(value, DeviceTensor):
+            return None
+        devices.add(value.device)
+        place = value.place
+        if place.memory not in numbers:
+            numbers[place.memory] = len(numbers)
+            handles.append(value.device.export(place.memory).encode())
+        spans.append(_SPAN.pack(start, numbers[place.memory], place.offset, nbytes))
+    if len(devices) != 1:
+        return None
+    return LentSlabs(devices.pop().id.uuid, tuple(handles), b"".join(spans))
 
 
 # ------------------------------------------------------------------ into a slab

@@ -2,8 +2,8 @@
 
 Rules:
 
-1. A range costs what it overlaps: a flat source is copied by bytes, without the GIL when it
-   is big; another is written whole, for its library knows no ranges.
+1. A range costs what it overlaps: a flat source, and one on a device, is copied by bytes,
+   without the GIL when it is big; another is written whole, for its library knows no ranges.
 2. Bytes between entries are zero, as in the segment itself.
 """
 
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tensorcast_dask.dataplane import memory
+from tensorcast_dask.dataplane.arrays.on_device import DeviceTensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -71,6 +72,9 @@ class RangeReader:
             memory.copy(
                 out, source.backend.extent(source)[0] + first, out.nbytes, threads=1
             )
+            return
+        if isinstance(source.value, DeviceTensor):
+            source.value.read_into(first, out)
             return
         whole = np.empty(self._index.sizes[entry], np.uint8)
         source.backend.write([source], whole)

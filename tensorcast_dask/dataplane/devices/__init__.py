@@ -7,6 +7,7 @@ for every kind, `staging` moves bytes between a device and the host.
 from __future__ import annotations
 
 from tensorcast_dask.dataplane.devices.base import (
+    ArrayMemory,
     DeviceRange,
     HostMemory,
     Listing,
@@ -15,12 +16,15 @@ from tensorcast_dask.dataplane.devices.base import (
     SlabHandle,
 )
 from tensorcast_dask.dataplane.devices.device import Device, Event
+from tensorcast_dask.dataplane.devices.holding import Holding
 from tensorcast_dask.dataplane.devices.registry import find_devices, open_device
 
 __all__ = [
+    "ArrayMemory",
     "Device",
     "DeviceRange",
     "Event",
+    "Holding",
     "HostMemory",
     "Listing",
     "Memory",

@@ -33,9 +33,11 @@ if TYPE_CHECKING:
     from tensorcast_dask.tensors.devices import DeviceId
 
 __all__ = [
+    "ArrayMemory",
     "Copy",
     "DeviceRange",
     "Driver",
+    "Exported",
     "HostMemory",
     "Listing",
     "Memory",
@@ -53,6 +55,7 @@ class Role(StrEnum):
     OWNED = "owned"  # allocated here; `free`
     OPENED = "opened"  # another process's slab; `close`
     PINNED = "pinned"  # host memory that is known to the device; `close`
+    BORROWED = "borrowed"  # allocated here by an array library; `close`
 
 
 class Memory:
@@ -125,6 +128,25 @@ class HostMemory:
     buffer: Any
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class ArrayMemory:
+    """Memory of the device that an array library of this process allocated, for `Device.open`.
+
+    Attributes
+    ----------
+    address : int
+        Where it is to the driver.
+    nbytes : int
+        Its length.
+    keep : object
+        What keeps it allocated: the array. It is held until `close`.
+    """
+
+    address: int
+    nbytes: int
+    keep: Any
+
+
 class SlabHandle(msgspec.Struct, frozen=True, kw_only=True):
     """What another process needs to open a slab; bytes in a message.
 
@@ -135,15 +157,18 @@ class SlabHandle(msgspec.Struct, frozen=True, kw_only=True):
     exporter : str
         The process that exported it: there it cannot be opened.
     nbytes : int
-        Length of the slab.
+        Length of what it opens: a slab, or all that a library allocated in one.
     data : bytes
         What the driver made.
+    offset : int
+        Where the memory that was exported begins in it.
     """
 
     device: str
     exporter: str
     nbytes: int
     data: bytes
+    offset: int = 0
 
     def encode(self) -> bytes:
         """Return it as bytes."""
@@ -174,7 +199,7 @@ class Listing:
     total_bytes, free_bytes : int
         Of the device, whoever uses it.
     owned_bytes : int
-        Allocated here.
+        Allocated here; what array libraries allocated is theirs to count.
     opened_bytes : int
         Of others, opened here; each slab once.
     pinned_bytes : int
@@ -221,6 +246,14 @@ class Copy(NamedTuple):
     after: Sequence[Any]
 
 
+class Exported(NamedTuple):
+    """What a driver gives for an address: what opens its allocation, and where it lies there."""
+
+    data: bytes
+    offset: int
+    nbytes: int
+
+
 class Driver(Protocol):
     """One device through one library. `Device` has checked every argument.
 
@@ -243,8 +276,11 @@ class Driver(Protocol):
         """Queue a copy on its stream."""
         ...
 
-    def export(self, address: int) -> bytes:
-        """Make a handle of a slab, the same each time."""
+    def export(self, address: int) -> Exported:
+        """Make a handle of what an address lies in, the same each time.
+
+        UnsupportedPlatform where the allocator's memory has none; it names the setting.
+        """
         ...
 
     def open(self, what: bytes | tuple[int, int]) -> int:

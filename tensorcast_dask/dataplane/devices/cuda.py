@@ -9,6 +9,7 @@ Rules:
 
 from __future__ import annotations
 
+import ctypes
 import time
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
-__all__ = ["CudaTicket", "error_of_code"]
+__all__ = ["CudaTicket", "allocation_of", "error_of_code"]
 
 _LONGEST_PAUSE_S: Final = 0.001
 
@@ -43,6 +44,16 @@ _NO_MACHINE: Final = {
 }
 _HANDLES: Final = (201, 208, 400)
 _REGISTERED: Final = 712
+# Numbers of `CUpointer_attribute`.
+_IPC_CAPABLE: Final = 10
+_RANGE_START: Final = 11
+_RANGE_SIZE: Final = 12
+_POOL: Final = 17
+_NO_HANDLE: Final = {
+    True: "comes from a pool of cudaMallocAsync: set PYTORCH_CUDA_ALLOC_CONF=backend:native for torch, "
+    "cupy.cuda.set_allocator(cupy.cuda.MemoryPool().malloc) for cupy, another resource than rmm's async one",
+    False: "comes from expandable segments, or is managed: set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False for torch",
+}
 _NOT_REGISTERED: Final = 713
 
 
@@ -65,6 +76,35 @@ def error_of_code(code: int, text: str) -> TensorCastError:
         return InvalidArgument(message)
     message = f"CUDA failed: {text}; end this process and look at nvidia-smi"
     return DeviceError(message, {"code": code})
+
+
+def allocation_of(address: int) -> tuple[int, int]:
+    """Find what an address of a library's own lies in: its beginning and its length.
+
+    Raises
+    ------
+    UnsupportedPlatform
+        When its allocator's memory cannot be opened by other processes; it names the setting.
+    """
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        message = f"{_NO_MACHINE[35]} ({error}); install the NVIDIA driver, or use emulated devices (tensorcast.device)"
+        raise UnsupportedPlatform(message) from error
+
+    def ask(attribute: int) -> int:
+        found = ctypes.c_uint64()
+        pointer = ctypes.c_uint64(address)
+        code = driver.cuPointerGetAttribute(ctypes.byref(found), attribute, pointer)
+        if code:
+            message = f"CUDA knows no memory at this address (error {code} of the driver); give tensors of a device"
+            raise InvalidArgument(message)
+        return found.value
+
+    if not ask(_IPC_CAPABLE) & 1:
+        message = f"other processes cannot open this memory: it {_NO_HANDLE[bool(ask(_POOL))]}; or have it copied (copy=True)"
+        raise UnsupportedPlatform(message)
+    return ask(_RANGE_START), ask(_RANGE_SIZE)
 
 
 class CudaTicket:

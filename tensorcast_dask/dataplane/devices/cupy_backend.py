@@ -18,7 +18,12 @@ import importlib
 import uuid
 from typing import TYPE_CHECKING, Any, Final
 
-from tensorcast_dask.dataplane.devices.cuda import CudaTicket, error_of_code
+from tensorcast_dask.dataplane.devices.base import Exported
+from tensorcast_dask.dataplane.devices.cuda import (
+    CudaTicket,
+    allocation_of,
+    error_of_code,
+)
 from tensorcast_dask.exceptions import TensorCastError, UnsupportedPlatform
 from tensorcast_dask.tensors.devices import DeviceId, DeviceSpec
 
@@ -89,7 +94,8 @@ class CupyDriver:
         self._cuda = _cupy().cuda
         self._runtime = self._cuda.runtime
         self._streams: dict[int, Any] = {}
-        self._owned: set[int] = set()
+        #: Lengths of slabs by address.
+        self._owned: dict[int, int] = {}
         self._opened: set[int] = set()
         self._pinned: set[int] = set()
 
@@ -105,19 +111,24 @@ class CupyDriver:
             address = int(
                 self._runtime.malloc(-(-nbytes // _BLOCK_BYTES) * _BLOCK_BYTES)
             )
-        self._owned.add(address)
+        self._owned[address] = nbytes
         return address
 
     def free(self, address: int) -> None:
         """Give a slab back."""
-        self._owned.discard(address)
+        self._owned.pop(address, None)
         with self._current():
             self._runtime.free(address)
 
-    def export(self, address: int) -> bytes:
-        """Make a CUDA IPC handle."""
+    def export(self, address: int) -> Exported:
+        """Make a CUDA IPC handle of a slab, or of what an array library allocated."""
+        own_bytes = self._owned.get(address)
+        base, nbytes = (
+            allocation_of(address) if own_bytes is None else (address, own_bytes)
+        )
         with self._current():
-            return bytes(self._runtime.ipcGetMemHandle(address))
+            data = bytes(self._runtime.ipcGetMemHandle(base))
+        return Exported(data, address - base, nbytes)
 
     def open(self, what: bytes | tuple[int, int]) -> int:
         """Open a CUDA IPC handle, or register host memory."""

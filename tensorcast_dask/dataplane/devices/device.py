@@ -9,8 +9,8 @@ Rules:
    refused: a CUDA context does not survive a fork.
 3. Host buffers are held, and memory is neither freed nor closed, until the copies that use
    them are done: `free` and `close` wait for them.
-4. A handle opens in other processes only. The same slab opened twice is one memory that is
-   closed twice.
+4. A handle opens in other processes only; here it means the memory itself (`exported`). The
+   same slab opened twice is one memory that is closed twice.
 5. Any thread may call. Nobody waits for another's copies, except who opens a slab while
    another thread closes one.
 """
@@ -20,10 +20,12 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import weakref
 from collections import defaultdict, deque
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from tensorcast_dask.dataplane.devices.base import (
+    ArrayMemory,
     Copy,
     DeviceRange,
     HostMemory,
@@ -158,6 +160,10 @@ class Device:
         self._sharing = threading.Lock()
         #: Opened slabs by the driver's data.
         self._opened: dict[bytes, Memory] = {}
+        #: What was exported here, by the driver's data and the place in it.
+        self._exported: weakref.WeakValueDictionary[tuple[bytes, int], Memory] = (
+            weakref.WeakValueDictionary()
+        )
         #: Events of copies not known to be done, by stream, in order.
         self._flying: defaultdict[int, deque[Event]] = defaultdict(deque)
 
@@ -188,19 +194,37 @@ class Device:
             self._driver.free(memory.address)
 
     def export(self, memory: Memory) -> SlabHandle:
-        """Make what another process needs to open a slab that was allocated here."""
-        self._check(memory, Role.OWNED)
+        """Make what another process needs to open memory that was allocated here.
+
+        Raises
+        ------
+        UnsupportedPlatform, Unimplemented
+            When memory of its allocator cannot be opened elsewhere; it names the setting.
+        """
+        self._check(memory, Role.OWNED, Role.BORROWED)
         with self.driving():
-            data = self._driver.export(memory.address)
+            found = self._driver.export(memory.address)
+        with self.lock:
+            self._exported[found.data, found.offset] = memory
         return SlabHandle(
             device=self.id.uuid,
             exporter=self._process,
-            nbytes=memory.nbytes,
-            data=data,
+            nbytes=found.nbytes,
+            data=found.data,
+            offset=found.offset,
         )
 
-    def open(self, what: SlabHandle | HostMemory) -> Memory:
-        """Open another process's slab, or make host memory known to the device (pin it).
+    def exported(self, handle: SlabHandle) -> Memory | None:
+        """Give the memory that a handle is of, where it is of this process (rule 4)."""
+        if handle.exporter != self._process:
+            return None
+        return self._exported.get((handle.data, handle.offset))
+
+    def open(self, what: SlabHandle | HostMemory | ArrayMemory) -> Memory:
+        """Open another process's slab, pin host memory, or take an array's memory as it is.
+
+        What was last written to an array must have happened: the library's streams are not
+        known here.
 
         Raises
         ------
@@ -213,6 +237,8 @@ class Device:
         """
         if isinstance(what, HostMemory):
             return self._pin(what)
+        if isinstance(what, ArrayMemory):
+            return self._borrow(what)
         if what.device != self.id.uuid:
             message = f"the handle is of device {what.device}, this is {self.id.uuid}; open it on that device"
             raise Mismatch(message)
@@ -243,6 +269,13 @@ class Device:
             raise
         return self._entered(found, nbytes, Role.PINNED, held)
 
+    def _borrow(self, what: ArrayMemory) -> Memory:
+        _some(what.nbytes, "memory of an array")
+        self._alive()
+        held = contextlib.ExitStack()
+        held.callback(id, what.keep)  # kept until the copies that use it are done
+        return self._entered(what.address, what.nbytes, Role.BORROWED, held)
+
     def close(self, memory: Memory | None = None) -> None:
         """End one hold on what `open` gave, or the device itself with all that is left.
 
@@ -254,13 +287,16 @@ class Device:
             return
         with self._sharing:
             with self.lock:
-                self._check(memory, Role.OPENED, Role.PINNED)
+                self._check(memory, Role.OPENED, Role.PINNED, Role.BORROWED)
                 memory.opens -= 1
                 if memory.opens:
                     return
                 memory.ended = True
             self._opened = {d: m for d, m in self._opened.items() if m is not memory}
             held = self._leave(memory)
+            if memory.role is Role.BORROWED:
+                held.close()
+                return
             with held, self.driving():
                 self._driver.close(memory.address)
 

@@ -13,7 +13,9 @@ Rules:
 3. Nobody but that thread learns where the map is. An address of this module is one that no
    machine maps: host code that follows it ends at once, not later.
 4. New memory is full of junk.
-5. The end of the helper is the loss of the device: DeviceError, sticky. The end of a slab's
+5. With `:pool` in its setting a process's memory cannot be exported, as that of
+   cudaMallocAsync and of torch's expandable segments cannot.
+6. The end of the helper is the loss of the device: DeviceError, sticky. The end of a slab's
    owner is OwnerGone for copies that run after it.
 """
 
@@ -37,6 +39,7 @@ import msgspec
 
 from tensorcast_dask.dataplane import faults, hosts, memory
 from tensorcast_dask.dataplane.devices import emulated_process as wire
+from tensorcast_dask.dataplane.devices.base import Exported
 from tensorcast_dask.dataplane.devices.engine import Engine, Work
 from tensorcast_dask.dataplane.maps import SharedMap
 from tensorcast_dask.dataplane.sockets import close_fds
@@ -85,6 +88,8 @@ class EmulatedArray:
         self, owner: Memory, offset: int, nbytes: int, keep: object = None
     ) -> None:
         self.memory = owner
+        #: Where it is to the driver.
+        self.address = owner.address + offset
         self._keep = keep
         self.offset = offset
         self.nbytes = nbytes
@@ -120,7 +125,7 @@ def open_driver(
     DeviceError
         When its helper does not come up.
     """
-    return EmulatedDriver(device, spec.nbytes, run_dir)
+    return EmulatedDriver(device, spec.nbytes, run_dir, pool=spec.pool)
 
 
 class EmulatedDriver:
@@ -134,6 +139,8 @@ class EmulatedDriver:
         Its memory, all processes together.
     run_dir : str
         The run directory whose processes share it; "" = the user's own.
+    pool : bool
+        Whether this process's memory comes from a pool (rule 5).
     scheduler : callable, optional
         Chooses the stream whose next copy runs, in place of the thread; for tests.
     """
@@ -144,6 +151,7 @@ class EmulatedDriver:
         budget_bytes: int,
         run_dir: str = "",
         *,
+        pool: bool = False,
         scheduler: Scheduler | None = None,
     ) -> None:
         if sys.platform != "linux":
@@ -151,6 +159,7 @@ class EmulatedDriver:
             raise UnsupportedPlatform(message)
         self.id = device
         self.engine = Engine(scheduler)
+        self._pool = pool
         self._lock = threading.Lock()
         self._slabs: dict[int, SharedMap] = {}
         self._pinned: dict[int, int] = {}
@@ -187,9 +196,15 @@ class EmulatedDriver:
         self._slabs.pop(number).close()
         self._ask(wire.Free(number))
 
-    def export(self, address: int) -> bytes:
+    def export(self, address: int) -> Exported:
         """Name the slab for other processes."""
-        return msgspec.msgpack.encode((self._life, self._number(address)))
+        if self._pool:
+            message = f"memory of {self.id} comes from a pool, which other processes cannot open: take :pool off tensorcast.device, or have it copied (copy=True)"
+            raise UnsupportedPlatform(message)
+        number = self._number(address)
+        data = msgspec.msgpack.encode((self._life, number))
+        offset = address - self._address(number)
+        return Exported(data, offset, self._slabs[number].nbytes)
 
     def open(self, what: bytes | tuple[int, int]) -> int:
         """Map another process's slab, or note host memory as pinned."""

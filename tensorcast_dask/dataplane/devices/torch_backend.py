@@ -87,6 +87,18 @@ def open_driver(
     return TorchDriver(device)
 
 
+class _Bytes:
+    """Memory by its address, for libraries that read CUDA's array interface."""
+
+    def __init__(self, address: int, nbytes: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (nbytes,),
+            "typestr": "|u1",
+            "data": (address, False),
+            "version": 3,
+        }
+
+
 class TorchDriver:
     """One CUDA device, in this process.
 
@@ -191,12 +203,19 @@ class TorchDriver:
 
     def _tensor(self, side: Side, nbytes: int) -> Any:  # noqa: ANN401
         if side.on_device:
-            bases = sorted(self._owned)
-            base = bases[bisect_right(bases, side.address) - 1]
-            offset = side.address - base
-            return self._owned[base][offset : offset + nbytes]
+            return self._slab(side.address, nbytes)
         host = (ctypes.c_ubyte * nbytes).from_address(side.address)
         return self._torch.frombuffer(host, dtype=self._torch.uint8)
+
+    def _slab(self, address: int, nbytes: int) -> Any:  # noqa: ANN401
+        """Give bytes of a slab, or of an array that somebody else made."""
+        bases = sorted(self._owned)
+        base = bases[bisect_right(bases, address) - 1] if bases else address
+        offset = address - base
+        slab = self._owned.get(base)
+        if slab is not None and 0 <= offset <= slab.nbytes - nbytes:
+            return slab[offset : offset + nbytes]
+        return self._torch.as_tensor(_Bytes(address, nbytes), device=self._device)
 
     def _following(self, number: int, after: Sequence[Any]) -> Any:  # noqa: ANN401
         stream = self._streams.get(number)

@@ -27,6 +27,8 @@ from tensorcast_dask.tensors.ids import Generation, RequestId
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from tensorcast_dask.dataplane.channel import ChannelPool
+    from tensorcast_dask.dataplane.devices import Device
     from tensorcast_dask.dataplane.transports.idle import Idle
     from tensorcast_dask.tensors.messages import ChunkMap, Location
 
@@ -85,6 +87,13 @@ class Context:
     any_lane: bool = False
     #: Where ways that are slow to make are kept between pulls; None: they are not.
     idle: Idle[Any] | None = None
+    #: The device whose memory is wanted, open in this process, and whether it stays in use.
+    device: Device | None = None
+    share: bool = False
+    #: Channels that are kept, for a few questions in place of a connection of one's own.
+    pool: ChannelPool | None = None
+    #: How long the holder may take to have the bytes at hand.
+    deadline_s: float = 60.0
 
 
 class Source(Protocol):

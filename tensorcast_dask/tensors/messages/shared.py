@@ -178,6 +178,7 @@ class ArtifactInfo(Wire, frozen=True, kw_only=True):
     index_digest: str = ""
     labels: dict[str, str] = {}
     degraded: str = ""  # why, when fewer replicas than asked
+    tier: Tier | None = None  # where the put that gave it brought the bytes
     #: For a derived artifact: its base and the encoded view; `generation` is the base's.
     base: ArtifactId = ArtifactId("")
     view: bytes = b""

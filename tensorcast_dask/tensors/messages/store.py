@@ -240,6 +240,9 @@ class Opened(Message, frozen=True, kw_only=True):
     pid: int = 0
     spans: bytes = b""
     stamp: int = 0
+    #: Memory that is lent on the reader's device: its handles; a span is then (place in the
+    #: segment, which handle, place in that memory, length), and counts by the stamp.
+    slabs: tuple[bytes, ...] = ()
 
 
 class ChunkMapAsked(Message, frozen=True, kw_only=True):

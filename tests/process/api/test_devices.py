@@ -10,12 +10,13 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
+import dask
 import numpy as np
 import pytest
 
 import tensorcast_dask as tc
 from tensorcast_dask.dataplane.devices import own
-from tensorcast_dask.exceptions import DataLost, Mismatch, UnsupportedPlatform
+from tensorcast_dask.exceptions import DataLost, Gone, Mismatch, UnsupportedPlatform
 from tests.kit.eventually import eventually
 
 MIB = 1 << 20
@@ -37,18 +38,21 @@ def cast(session: tc.Session) -> Iterator[tc.Session]:
 
 
 @pytest.fixture(scope="module")
-def session(run_dir: Path) -> Iterator[tc.Session]:
+def cluster(run_dir: Path) -> Iterator[tc.LocalCluster]:
     settings = {"run-dir": str(run_dir), "device": "emulated:1x128MiB"}
-    with (
-        tc.LocalCluster(
-            1,
-            processes=False,
-            host_memory="128 MiB",
-            device_memory="64 MiB",
-            settings=settings,
-        ) as cluster,
-        tc.connect(cluster) as made,
-    ):
+    with tc.LocalCluster(
+        1,
+        processes=False,
+        host_memory="128 MiB",
+        device_memory="64 MiB",
+        settings=settings,
+    ) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def session(cluster: tc.LocalCluster) -> Iterator[tc.Session]:
+    with tc.connect(cluster) as made:
         yield made
         own.let_go()
 
@@ -66,16 +70,20 @@ def bits(content: dict[str, np.typing.NDArray[Any]]) -> dict[str, bytes]:
     return {name: one.tobytes() for name, one in content.items()}
 
 
+def store(cast: tc.Session) -> dict[str, Any]:
+    """What the node's store says of itself; a process that lends is a node too."""
+    states: dict[str, dict[str, Any]] = cast.debug_state()["stores"]
+    return next(one for one in states.values() if "tiers" in one)
+
+
 def on_device(cast: tc.Session) -> dict[str, int]:
     """What the node's device holds, as its store says now."""
-    (state,) = cast.debug_state()["stores"].values()
-    found: dict[str, int] = state["tiers"]["device"]
+    found: dict[str, int] = store(cast)["tiers"]["device"]
     return found
 
 
 def tiers(cast: tc.Session, artifact: tc.Artifact) -> set[str]:
-    (state,) = cast.debug_state()["stores"].values()
-    copies = state["generations"][str(artifact.generation)]
+    copies = store(cast)["generations"][str(artifact.generation)]
     return {copy.partition(":")[0] for copy in copies}
 
 
@@ -144,6 +152,7 @@ def test_tensors_of_a_device_are_put_there_and_bound_from_there(
     source = cast.put(first, "first").tensor_dict(device="emulated:0")
     artifact = cast.put(source, "on device")
     assert tiers(cast, artifact) == {"device"}
+    assert artifact.tier == "device"
     assert artifact.nbytes == cast.artifact("first").nbytes
     target = cast.put(second, "second").tensor_dict(device="emulated:0")
     cast.bind(artifact, target)
@@ -152,7 +161,50 @@ def test_tensors_of_a_device_are_put_there_and_bound_from_there(
     assert {name: one.tobytes() for name, one in got.items()} == bits(first)
     small = cast.put(target["b"], "small")
     assert tiers(cast, small) == {"host"}
+    assert small.tier == "host"
     assert bytes(small.tensor(framework="raw").data) == first["b"].tobytes()
+
+
+def test_tensors_of_a_device_are_lent_by_handle(cast: tc.Session) -> None:
+    first, second = tensors(8), tensors(9)
+    mine = cast.put(first, "mine").tensor_dict(device="emulated:0")
+    artifact = cast.register(mine, "lent")
+    (place,) = artifact.locations()
+    assert (place.tier, artifact.owner) == ("device", "caller")
+    got = artifact.tensor_dict(device="emulated:0")
+    assert raw(got) == bits(first)
+    assert got["w"].place.memory is not mine["w"].place.memory
+    with artifact.mutate():
+        cast.bind(cast.put(second, "next"), mine)
+    assert raw(got) == bits(first)
+    cast.bind(artifact, got)
+    assert raw(got) == bits(second)
+    host = artifact.tensor_dict(framework="numpy")
+    assert {name: one.tobytes() for name, one in host.items()} == bits(second)
+    cast.release(artifact)
+    with pytest.raises(Gone):
+        artifact.tensor_dict(device="emulated:0")
+
+
+def test_memory_that_no_handle_opens_is_lent_as_a_copy_when_asked(
+    cluster: tc.LocalCluster, run_dir: Path
+) -> None:
+    own.let_go()
+    settings = {"device": "emulated:1x128MiB:pool", "run-dir": str(run_dir)}
+    with (
+        dask.config.set(tensorcast=settings),
+        tc.connect(cluster.scheduler_address) as pooled,
+    ):
+        mine = pooled.put(tensors(1), "mine").tensor_dict(device="emulated:0")
+        with pytest.raises(
+            UnsupportedPlatform, match=r"take :pool off tensorcast\.device"
+        ):
+            pooled.register(mine, "lent")
+        lent = pooled.register(mine, "lent", copy=True)
+        assert raw(lent.tensor_dict(device="emulated:0")) == bits(tensors(1))
+        pooled.release(lent)
+        pooled.destroy("mine")
+    own.let_go()
 
 
 def test_the_death_of_the_device_process_loses_what_was_only_there(
@@ -162,8 +214,7 @@ def test_the_death_of_the_device_process_loses_what_was_only_there(
     source = kept.tensor_dict(device="emulated:0")
     lost = cast.put(source, "lost")
     cast.prefetch(kept, device="device", wait=True).result()
-    (state,) = cast.debug_state()["stores"].values()
-    os.kill(state["device_pid"], signal.SIGKILL)
+    os.kill(store(cast)["device_pid"], signal.SIGKILL)
     with pytest.raises(DataLost):
         eventually(lambda: lost.tensor_dict() is None, within_s=20.0)
     assert raw(kept.tensor_dict(device="emulated:0")) == bits(tensors(7))

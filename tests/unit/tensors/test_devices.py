@@ -20,6 +20,7 @@ from tensorcast_dask.tensors.devices import (
         ("cupy", DeviceSpec("cupy")),
         (" torch ", DeviceSpec("torch")),
         ("emulated:2x1GiB", DeviceSpec("emulated", 2, 1 << 30)),
+        ("emulated:1x64MiB:pool", DeviceSpec("emulated", 1, 64 << 20, pool=True)),
         ("emulated:1x 64 MiB", DeviceSpec("emulated", 1, 64 << 20)),
     ],
 )

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from tensorcast_dask.dataplane import arrays
-from tensorcast_dask.dataplane.arrays import DeviceTensor, Holding
-from tensorcast_dask.dataplane.devices import Device, open_device
+from tensorcast_dask.dataplane.arrays import DeviceTensor
+from tensorcast_dask.dataplane.devices import Device, Holding, open_device
 from tensorcast_dask.exceptions import Mismatch, NotFound, UnsupportedPlatform
 from tensorcast_dask.tensors.devices import parse_devices
 
