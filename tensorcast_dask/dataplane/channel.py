@@ -13,6 +13,7 @@ Rules:
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import select
 import socket
@@ -53,7 +54,7 @@ from tensorcast_dask.tensors.messages import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
 __all__ = ["Channel", "ChannelPool", "Credentials", "Prefer"]
 
@@ -430,42 +431,37 @@ class ChannelPool:
             channel.close()
 
     def _give(self, key: tuple[NodeId, int, Prefer], channel: Channel) -> None:
-        if not self._closed and channel.intact:
-            with self._lock:
+        with self._lock:  # after `close` nobody would close what lies here
+            if not self._closed and channel.intact:
                 self._idle[key].append(channel)
-        else:
-            channel.close()
+                return
+        channel.close()
 
     def _drop_old(self) -> None:
         now_s = time.monotonic()
         if now_s - self._looked_s < self._idle_s / 4:
             return
         self._looked_s = now_s
-        before_s = now_s - self._idle_s
-        self._drop([c for c in self._all_idle() if c.used_s < before_s])
+        self._drop_idle(unused_since_s=now_s - self._idle_s)
 
-    def _drop_idle(self) -> None:
-        self._drop(self._all_idle())
-
-    def _all_idle(self) -> list[Channel]:
-        with self._lock:
-            return [c for idle in self._idle.values() for c in idle]
-
-    def _drop(self, channels: Sequence[Channel]) -> None:
-        gone = set(map(id, channels))
+    def _drop_idle(self, *, unused_since_s: float = math.inf) -> None:
+        """Close what lies idle; nobody can take a channel that is about to be closed."""
+        dropped: list[Channel] = []
         with self._lock:
             for key, idle in list(self._idle.items()):
-                kept = [c for c in idle if id(c) not in gone]
+                kept = [c for c in idle if c.used_s >= unused_since_s]
+                dropped += (c for c in idle if c.used_s < unused_since_s)
                 if kept:
                     self._idle[key] = kept
                 else:
                     del self._idle[key]
-        for channel in channels:
+        for channel in dropped:
             channel.close()
 
     def close(self) -> None:
         """Close all idle channels; lent ones are closed when they come back. Idempotent."""
-        self._closed = True
+        with self._lock:
+            self._closed = True
         self._drop_idle()
 
 

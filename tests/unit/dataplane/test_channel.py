@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import os
 import socket
 import subprocess
@@ -291,6 +292,52 @@ def test_idle_channels_are_closed(served: Served) -> None:
         assert second is not first
     eventually(lambda: served.server.connections == 1, within_s=10)
     pool.close()
+
+
+@pytest.fixture
+def hasty() -> Iterator[None]:
+    """Threads that change places all the time."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+def test_what_a_crowd_shares_is_never_closed_under_its_user_nor_left_open(
+    served: Served, hasty: None
+) -> None:
+    """Idle channels are dropped at each look, and the pool is closed amid it all."""
+    for _ in range(2):
+        pool = ChannelPool(served.credentials, idle_s=0.0)
+        wrong: list[BaseException] = []
+        ended: list[BaseException] = []
+
+        def use(
+            pool: ChannelPool = pool,
+            wrong: list[BaseException] = wrong,
+            ended: list[BaseException] = ended,
+        ) -> None:
+            for number in itertools.count():
+                try:
+                    with pool.channel(served.card) as channel:
+                        channel.call(ASK, expect=State)
+                except PeerLost as error:
+                    wrong.append(error)
+                    return
+                except ReachError as error:
+                    ended.append(error)
+                    return
+                if number == 150:
+                    pool.close()
+
+        crowd = [threading.Thread(target=use) for _ in range(6)]
+        for thread in crowd:
+            thread.start()
+        for thread in crowd:
+            thread.join(60)
+        assert not wrong
+        assert len(ended) == 6
+        eventually(lambda: served.server.connections == 0, within_s=20)
 
 
 def test_each_life_of_a_node_has_channels_of_its_own(served: Served) -> None:
