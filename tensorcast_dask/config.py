@@ -6,7 +6,7 @@ Rules:
    `tensorcast` of `dask.config`, variables `TENSORCAST_<SECTION>__<KEY>`, arguments.
 2. A setting that is unknown or out of range raises InvalidArgument and names the setting
    with what it takes; nothing has been started by then.
-3. The scheduler's settings hold for the cluster. `node.*`, `host`, `device` and `run-dir`
+3. The scheduler's settings hold for the cluster. `node.*`, `http.*`, `host`, `device` and `run-dir`
    are a host's own: there a worker's configuration wins over the scheduler's, and arguments
    (`LocalCluster(host_memory=...)`) win over both.
 4. Only `local_tree` imports Dask, and only when it is called.
@@ -58,7 +58,7 @@ ENVIRONMENT_PREFIX: Final = "TENSORCAST_"
 #: Variables of that prefix that belong to other rooms.
 _OTHERS_VARIABLES: Final = re.compile(r"(FAULTS|TESTS?|NANNY|SCHEDULER|LOG)($|_)")
 #: What a host decides for itself (rule 3).
-HOSTS_OWN: Final = ("node", "host", "device", "run-dir")
+HOSTS_OWN: Final = ("node", "host", "device", "http", "run-dir")
 
 
 def _text(value: object) -> str:
@@ -104,6 +104,10 @@ def _count(value: object, *, least: int = 0) -> int:
 
 def _connections(value: object) -> int:
     return 0 if value is None else _count(value, least=1)
+
+
+def _some(value: object) -> int:
+    return _count(value, least=1)
 
 
 def _rate(value: object) -> float:
@@ -189,12 +193,17 @@ def _ucx(value: object) -> str:
 
 
 def _folder(value: object) -> str:
-    """Take an absolute path: a store's working directory is not its starter's."""
+    """Take an absolute path: another process's working directory is another."""
     text = _text(value)
     if text and not Path(text).is_absolute():
         message = f"takes an absolute path, not {value!r}"
         raise ValueError(message)
     return text
+
+
+def _http_ports(value: object) -> tuple[int, int] | None:
+    """Ports, or None: no gateway."""
+    return None if value is None or value == "" else parse_ports(value)
 
 
 def _journal(value: object) -> str:
@@ -246,6 +255,11 @@ _READERS: Final[dict[str, tuple[str, Callable[[object], Any]]]] = {
     "transfer.bandwidth": ("bandwidth_bytes_per_s", _rate),
     "transfer.stall": ("stall_s", parse_seconds),
     "transfer.ucx": ("ucx", _ucx),
+    "http.dashboard": ("http_dashboard", _flag),
+    "http.token-file": ("http_token_file", _folder),
+    "http.connections": ("http_connections", _some),
+    "http.watchers": ("http_watchers", _count),
+    "http.reads": ("http_reads", _some),
     "node.host-memory": ("host_memory", _memory),
     "node.device-memory": ("device_memory", _device_memory),
     "node.device": ("device_number", _ordinal),
@@ -255,6 +269,8 @@ _READERS: Final[dict[str, tuple[str, Callable[[object], Any]]]] = {
     "node.disk-direct": ("disk_direct", _flag),
     "node.data-host": ("data_host", _text),
     "node.data-ports": ("data_ports", parse_ports),
+    "node.http-host": ("http_host", _text),
+    "node.http-ports": ("http_ports", _http_ports),
     "node.roles": ("roles", _names),
     "node.labels": ("labels", _labels),
 }
@@ -277,6 +293,9 @@ class NodeSettings(msgspec.Struct, frozen=True, kw_only=True):
     disk_direct: bool
     data_host: str
     data_ports: tuple[int, int]
+    http_host: str
+    #: None = no gateway.
+    http_ports: tuple[int, int] | None
     roles: tuple[str, ...]
     labels: dict[str, str]
 
@@ -322,6 +341,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     bandwidth_bytes_per_s: float
     stall_s: float
     ucx: str
+    http_dashboard: bool
+    http_token_file: str
+    http_connections: int
+    http_watchers: int
+    http_reads: int
     node: NodeSettings
 
     @classmethod

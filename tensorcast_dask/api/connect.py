@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from tensorcast_dask.config import Tree
     from tensorcast_dask.tensors.messages import TlsFiles
 
-__all__ = ["connect", "session_of_task"]
+__all__ = ["connect", "session_beside", "session_of_task"]
 
 _OPEN_S: Final = 30.0
 _DIAL_S: Final = 5.0
@@ -271,6 +271,60 @@ async def _open(
 
     session = Session(core, close, after)
     return session
+
+
+async def session_beside(
+    address: str,
+    *,
+    settings: Settings,
+    host: HostId,
+    own: NodeId | None,
+    tls: TlsFiles | None,
+) -> Session:
+    """Open a session for a part of the cluster itself, on the loop that runs.
+
+    It has a Dask client of its own, is not the one of calls that name none, and installs nothing.
+
+    Parameters
+    ----------
+    address : str
+        The scheduler's.
+    settings : Settings
+        Those of the worker or scheduler whose part it is.
+    host : HostId
+        Its host.
+    own : NodeId or None
+        The node beside it.
+    tls : TlsFiles or None
+        The certificates by which it takes part.
+    """
+    from distributed.security import Security
+
+    options: dict[str, Any] = {"set_as_default": False, "asynchronous": True}
+    if tls is not None:
+        options["security"] = Security(  # type: ignore[no-untyped-call]
+            tls_ca_file=tls.ca,
+            tls_client_cert=tls.cert,
+            tls_client_key=tls.key,
+            require_encryption=True,
+        )
+    limit = deadline(_OPEN_S)
+    client = await client_on_loop(address, limit, options)
+    opening = partial(
+        _open,
+        loop=client.loop,
+        address=client.scheduler.address,
+        connection_args=client.connection_args,
+        client=client,
+        host=host,
+        devices=OwnDevices(settings.device, settings.run_dir),
+        own=own,
+        tls=tls,
+        asynchronous=True,
+        limit=limit,
+        after=client.close,
+    )
+    return await _or_close(client, opening)
 
 
 # -------------------------------------------------------------------- inside tasks

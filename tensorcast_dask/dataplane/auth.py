@@ -55,6 +55,7 @@ __all__ = [
     "check_hello",
     "check_uid",
     "client_tls",
+    "https_tls",
     "mint_token",
     "server_tls",
     "tls_files",
@@ -290,6 +291,15 @@ def server_tls(files: TlsFiles) -> ssl.SSLContext:
     import ssl  # noqa: PLC0415 - a store starts without it
 
     return _load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), files)
+
+
+def https_tls(files: TlsFiles) -> ssl.SSLContext:
+    """Make the context of a port for strangers with a token: no certificate is asked of them."""
+    import ssl  # noqa: PLC0415 - a store starts without it
+
+    context = _load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), files)
+    context.verify_mode = ssl.CERT_NONE
+    return context
 
 
 def _load(context: ssl.SSLContext, files: TlsFiles) -> ssl.SSLContext:

@@ -9,6 +9,8 @@ Tried with distributed 2026.7 and 2026.8; `tests/cluster/test_dask_private.py` h
   every worker that registers and every nanny that starts.
 * `scheduler.retire_workers`, and the handler of that name: replaced on the instance.
 * `scheduler.security`: Dask's certificates.
+* `scheduler.http_application`: the dashboard's server, which takes routes while it runs, and
+  `distributed.http.utils.get_handlers`, which reads them from a module by its name.
 * `scheduler.unrunnable`: tasks that no worker may run, with the time since when;
   `TaskState.annotations` and `worker_restrictions` of them; `set_restrictions`, and
   `transitions` from `no-worker` to `processing`, by which they go on.
@@ -20,6 +22,8 @@ import asyncio
 import logging
 import time
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from distributed.http.utils import get_handlers
 
 from tensorcast_dask.dataplane import auth
 
@@ -36,8 +40,10 @@ __all__ = [
     "NODE",
     "Stuck",
     "add_handler",
+    "add_routes",
     "is_under_way",
     "link_tls",
+    "own_tls",
     "replace_retire",
     "send_to",
     "ship",
@@ -94,6 +100,12 @@ def is_under_way(scheduler: Scheduler, key: str) -> bool:
 def add_handler(scheduler: Scheduler, op: str, handler: Callable[..., Any]) -> None:
     """Have the scheduler answer one more operation."""
     scheduler.handlers[op] = handler
+
+
+def add_routes(scheduler: Scheduler, module: str) -> None:
+    """Have the dashboard's server answer the routes of a module."""
+    routes = get_handlers(server=scheduler, modules=[module])
+    scheduler.http_application.add_handlers(".*$", routes)
 
 
 async def ship(
@@ -170,6 +182,14 @@ def link_tls(scheduler: Scheduler) -> ssl.SSLContext | None:
     found = scheduler.security.get_listen_args("scheduler")  # type: ignore[no-untyped-call]
     context: ssl.SSLContext = found["ssl_context"]
     return context
+
+
+def own_tls(scheduler: Scheduler) -> TlsFiles | None:
+    """Give the scheduler's own certificates as PEM text; None without TLS."""
+    if not scheduler.address.startswith("tls://"):
+        return None
+    found = scheduler.security.get_tls_config_for_role("scheduler")  # type: ignore[no-untyped-call]
+    return auth.tls_files(found)
 
 
 def tls_files(scheduler: Scheduler) -> TlsFiles | None:

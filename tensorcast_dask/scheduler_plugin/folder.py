@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from tensorcast_dask.dataplane import bearer
 from tensorcast_dask.dataplane.auth import mint_token
 from tensorcast_dask.scheduler_plugin.state.numbers import begin_of
 from tensorcast_dask.tensors.ids import ClusterId
@@ -100,8 +101,8 @@ def write_link(folder: Path, link: LinkTarget) -> None:
 
 
 def forget_cluster(folder: Path) -> None:
-    """Remove both files, and the folder when no store is in it: the cluster has ended."""
-    for name in (_LINK, _CLUSTER):
+    """Remove these files, and the folder when no store is in it: the cluster has ended."""
+    for name in (_LINK, _CLUSTER, bearer.FILE):
         (folder / name).unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # a store that still ends removes it
         folder.rmdir()

@@ -26,6 +26,7 @@ from distributed.comm.addressing import get_address_host
 from distributed.core import Status
 
 from tensorcast_dask.config import Settings, Tree, local_tree, merged
+from tensorcast_dask.dataplane import bearer
 from tensorcast_dask.dataplane.hosts import cluster_folder, host_id, run_directory
 from tensorcast_dask.exceptions import CatalogUnavailable, Mismatch
 from tensorcast_dask.scheduler_plugin import dask_private
@@ -37,6 +38,7 @@ from tensorcast_dask.scheduler_plugin.folder import (
     take_cluster,
     write_link,
 )
+from tensorcast_dask.scheduler_plugin.guests import Beside, Guests
 from tensorcast_dask.scheduler_plugin.journal import Journal
 from tensorcast_dask.scheduler_plugin.plan_watch import PlanWatch
 from tensorcast_dask.scheduler_plugin.retiring import Retiring
@@ -81,6 +83,8 @@ LISTED_OP: Final = "tensorcast_listed"
 #: How long a worker that starts waits for that.
 LISTED_S: Final = 5.0
 _CLOSING_OP: Final = "tensorcast_closing"
+#: Floors above this one: found by its name, as Dask finds its own.
+_HTTP_ROUTES: Final = "tensorcast_dask.http.dashboard"
 
 
 class _Due(NamedTuple):
@@ -158,6 +162,8 @@ class Installation:
         self._renaming: asyncio.Task[None] | None = None
         self._renamed = ""
         self.retiring = Retiring(self)
+        #: Clients of the catalog in this process: ended before it is.
+        self.guests = Guests(self._beside)
         self._watch = PlanWatch(scheduler, lambda: self.service)
 
     # ------------------------------------------------------------------ start
@@ -196,6 +202,8 @@ class Installation:
         dask_private.replace_retire(scheduler, self.retiring.wrap)
         await self._offer(about)
         self._watch.start()
+        if settings.http_dashboard:
+            dask_private.add_routes(scheduler, _HTTP_ROUTES)
 
     async def _serve(self, settings: Settings, folder: Path) -> None:
         """Make the catalog."""
@@ -304,6 +312,7 @@ class Installation:
             epoch=catalog.epoch,
         )
         await asyncio.to_thread(write_link, folder, link)
+        await asyncio.to_thread(bearer.keep, folder, bearer.derived(link.token))
         return link
 
     async def join(self, version: str) -> None:
@@ -441,11 +450,25 @@ class Installation:
             if card.incarnation == due.incarnation:
                 self.service.links.send(link, due.word)
 
+    def _beside(self) -> Beside | None:
+        """Tell a client in this process how to take part; None when there is no catalog."""
+        service, settings = self.service, self.settings
+        if service is None or settings is None or self._closed:
+            return None
+        return Beside(
+            address=self.scheduler.address,
+            host=self._host,
+            settings=settings,
+            token=service.catalog.settings.token,
+            tls=dask_private.own_tls(self.scheduler),
+        )
+
     async def before_close(self) -> None:
         """Tell workers, then stores, that the cluster closes (rule 3)."""
         if self.service is None or self.settings is None or self._closed:
             return
         self._closed = True
+        await self.guests.see_off()
         end = self.settings.ends_stores
         why = "the cluster was closed" if end else "the scheduler restarts"
         await dask_private.tell_workers(
@@ -466,6 +489,7 @@ class Installation:
         """Close the catalog."""
         self._closed = True
         self._watch.stop()
+        await self.guests.see_off()
         if self.service is None or self.settings is None:
             return
         temporary = self.settings.journal in {"temporary", ":memory:"}

@@ -23,6 +23,7 @@ import msgspec
 from tensorcast_dask.dataplane import hosts
 from tensorcast_dask.exceptions import Mismatch, TensorCastError
 from tensorcast_dask.worker_plugin import dask_private, news, pressure
+from tensorcast_dask.worker_plugin.gateway import GatewayCare
 from tensorcast_dask.worker_plugin.state.budgets import oversold
 from tensorcast_dask.worker_plugin.state.supervision import (
     Adopt,
@@ -93,6 +94,7 @@ class Keeper:
     ) -> None:
         self.worker = worker
         self._device = device
+        self.gateway = GatewayCare()
         self.settings = settings
         self.link = link
         self.mapping = mapping
@@ -136,6 +138,7 @@ class Keeper:
             "failures": self._state.failures,
             "mapping": self.mapping,
             "device": self._device.describe(),
+            "gateway": self.gateway.describe(),
         }
 
     # ------------------------------------------------------------------ life
@@ -157,6 +160,7 @@ class Keeper:
 
     async def close(self) -> None:
         """Let the store go: as an orphan when the scheduler was lost first."""
+        await self.gateway.close()
         self._device.leave()
         if self._alarm is not None:
             self._alarm.cancel()
@@ -177,6 +181,7 @@ class Keeper:
     async def cluster_closes(self, *, end: bool, why: str) -> None:
         """End the store now, or leave it to the next scheduler."""
         self._closing = "end" if end else "keep"
+        await self.gateway.close()
         self._device.leave()
         self._unwatch()
         self.tell(Closing(orphan=not end, why=why))

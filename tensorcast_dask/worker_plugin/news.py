@@ -16,7 +16,13 @@ if TYPE_CHECKING:
 
     from tensorcast_dask.tensors.messages import DeviceTold, NodeCard, StoreSettings
 
-__all__ = ["device_attends", "limit_lowered", "store_attends", "store_left"]
+__all__ = [
+    "device_attends",
+    "gateway_attends",
+    "limit_lowered",
+    "store_attends",
+    "store_left",
+]
 
 _LOG: Final = logging.getLogger("distributed.worker.tensorcast")
 
@@ -45,6 +51,11 @@ def device_attends(told: DeviceTold) -> None:
         format_bytes(told.capacity_bytes),
         told.pid,
     )
+
+
+def gateway_attends(url: str) -> None:
+    """Say where the gateway answers."""
+    _LOG.info("Gateway at %s", url)
 
 
 def store_left(node: str, *, how: str, why: str) -> None:

@@ -214,6 +214,10 @@ class NodePlugin(WorkerPlugin):
         )
         context.remember(worker, keeper)
         await keeper.start(settings.start_timeout_s)
+        card = keeper.card
+        if card is not None:
+            node = context.node_of(worker)
+            await keeper.gateway.begin(node, settings.node, card)
         if not confirmed:
             keeper.spawn(_confirm_later(worker, keeper))
 

@@ -244,26 +244,49 @@ async def list_artifacts(
     prefix: str,
     labels: Mapping[str, str] | None,
     all_versions: bool,
+    after: object = None,
+    most: object = None,
     limit: Deadline,
 ) -> list[ArtifactInfo]:
     """Every artifact that matches, by id; paged, so that the scheduler is never held up."""
     wanted = check_labels(labels)
+    left = _check_most(most)
     found: list[ArtifactInfo] = []
-    after = ""
+    after = _cursor_of(after)
     while True:
         request = ListArtifacts(
             rid=core.link.next_rid(),
             prefix=prefix,
             labels=wanted,
             after=after,
-            limit=_PAGE,
+            limit=_PAGE if left is None else min(_PAGE, left - len(found)),
             all_versions=all_versions,
         )
         page = await core.ask(request, Listed, limit)
         found += page.infos
         after = page.after
-        if not after:
+        if not after or len(found) == left:
             return found
+
+
+def _check_most(most: object) -> int | None:
+    if most is None:
+        return None
+    if isinstance(most, bool) or not isinstance(most, int) or most < 1:
+        message = f"limit must be a positive whole number or None, not {most!r}"
+        raise InvalidArgument(message)
+    return most
+
+
+def _cursor_of(after: object) -> str:
+    """Say after which artifact a list begins, as the catalog does: given as (id, version)."""
+    match after:
+        case None:
+            return ""
+        case (str(name), int(version)) if not isinstance(version, bool):
+            return f"{check_name(name)}\0{version}"
+    message = f"after must be an id and a version, not {after!r}"
+    raise InvalidArgument(message)
 
 
 async def query(core: Core, sql: object, *, rows: int, limit: Deadline) -> Rows:

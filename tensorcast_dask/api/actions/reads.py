@@ -279,7 +279,9 @@ def read(
         return finish(await _find(core, info, limit))
 
     async def work() -> Any:
-        return finish(await _anywhere(core, info, limit))
+        found = await _anywhere(core, info, limit)
+        # Parts of a view may have to be copied together.
+        return await core.in_thread(finish, found) if info.view else finish(found)
 
     if core.asynchronous:
         return core.call(work)

@@ -95,14 +95,17 @@ class Finding(Calls):
         *,
         labels: Mapping[str, str] | None = None,
         all_versions: bool = False,
+        after: tuple[str, int] | None = None,
+        limit: int | None = None,
         deadline: float | None = None,
     ) -> Any:
         """Artifacts whose id begins with `prefix` and that carry all `labels`, by id.
 
         Of each the newest published version, the newest committed one while none is published;
-        `all_versions` gives every committed one.
+        `all_versions` gives every committed one. `limit` gives a page of so many at most,
+        `after` the one that begins behind an id and version, the last ones of the page before.
         """
-        limit = self._core.deadline(deadline)
+        within = self._core.deadline(deadline)
 
         async def work() -> list[Artifact]:
             infos = await names.list_artifacts(
@@ -110,7 +113,9 @@ class Finding(Calls):
                 prefix=prefix,
                 labels=labels,
                 all_versions=all_versions,
-                limit=limit,
+                after=after,
+                most=limit,
+                limit=within,
             )
             return [Artifact(info, self._session) for info in infos]
 

@@ -116,8 +116,18 @@ class StepResult:
 
             raised: Exception = loads(self._outcome.value)  # type: ignore[no-untyped-call]
             return raised
+        return self.fault
+
+    @property
+    def fault(self) -> TensorCastError | None:
+        """Why it is not done, as an error of this package: nothing is unpickled."""
         fault = self._outcome.fault
         return None if fault is None else fault.error()
+
+    @property
+    def pickled(self) -> bool:
+        """Whether `value` or `error` unpickles what a function gave."""
+        return self._outcome.kind in {"pickle", "exception"}
 
     def __repr__(self) -> str:
         said = "" if self.error is None else f": {self.error}"
