@@ -10,12 +10,12 @@ import msgspec
 from tensorcast_dask.api.artifact import Artifact
 from tensorcast_dask.api.current import NOT_FORKED
 from tensorcast_dask.exceptions import (
-    NotFound,
     PeerLost,
     Unknown,
     UnsupportedPlatform,
 )
 from tensorcast_dask.tensors import values
+from tensorcast_dask.tensors.calling import found
 from tensorcast_dask.tensors.messages import (
     ArtifactInfo,
     CallAnswered,
@@ -41,9 +41,9 @@ _POLL_S: Final = 0.05
 async def listed(core: Core, limit: Deadline) -> tuple[InstanceState, ...]:
     """Ask the catalog for all instances."""
     request = InstancesAsked(rid=core.link.next_rid())
-    found = await core.ask(request, Instances, limit)
-    core.stores.learn(state.card for state in found.instances)
-    return found.instances
+    there = await core.ask(request, Instances, limit)
+    core.stores.learn(state.card for state in there.instances)
+    return there.instances
 
 
 async def find(core: Core, name: str, limit: Deadline) -> InstanceState:
@@ -54,13 +54,7 @@ async def find(core: Core, name: str, limit: Deadline) -> InstanceState:
     NotFound
         When none is attached under it.
     """
-    there = await listed(core, limit)
-    for state in there:
-        if state.record.name == name:
-            return state
-    known = ", ".join(repr(state.record.name) for state in there) or "none"
-    message = f"no instance {name!r} is attached; there are: {known}"
-    raise NotFound(message, {"instance": name})
+    return found(await listed(core, limit), name)
 
 
 def packed(args: Any, kwargs: dict[str, Any]) -> bytes:

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tensorcast_dask.api.actions.names import check_labels, check_version
+from tensorcast_dask.api.actions.names import check_labels
 from tensorcast_dask.api.actions.same import same_content
 from tensorcast_dask.dataplane.files.model import open_model
 from tensorcast_dask.dataplane.files.reading import segment_sums
@@ -31,6 +31,7 @@ from tensorcast_dask.tensors.messages import (
     SaveFile,
     Tier,
 )
+from tensorcast_dask.tensors.requests import check_version
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -41,12 +42,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Where",
+    "absolute",
     "check_shard",
     "drain",
     "ensure",
     "load",
     "migrate",
     "release",
+    "same_file",
     "save",
     "where",
 ]
@@ -99,7 +102,7 @@ def check_shard(max_shard_bytes: object) -> int:
     raise InvalidArgument(message)
 
 
-def _absolute(path: str | Path) -> str:
+def absolute(path: str | Path) -> str:
     """Give the path as another process finds it; its last slash says that it is a folder."""
     text = os.fspath(path)
     if text == "":
@@ -189,7 +192,7 @@ async def load(
     request = LoadFile(
         rid=core.link.next_rid(),
         id=ArtifactId(check_name(artifact_id)),
-        path=_absolute(path),
+        path=absolute(path),
         deadline_s=limit.left_s(),
         version=check_version(version),
         node=NodeId(node),
@@ -200,14 +203,14 @@ async def load(
     try:
         return await core.ask(request, ArtifactInfo, limit, operation=operation)
     except AlreadyExists as error:
-        same = await _same_file(core, request, error, limit)
+        same = await same_file(core, request, error, limit)
         if same is None:
             raise
         operation.note = "it was there already, with the same content"
         return same
 
 
-async def _same_file(
+async def same_file(
     core: Core, request: LoadFile, taken: AlreadyExists, limit: Deadline
 ) -> ArtifactInfo | None:
     """Give the artifact that holds the name, when a file that is here has its content."""
@@ -236,7 +239,7 @@ async def save(
     request = SaveFile(
         rid=core.link.next_rid(),
         generation=Generation(generation),
-        path=_absolute(path),
+        path=absolute(path),
         deadline_s=limit.left_s(),
         node=NodeId(node),
         host=core.host,

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import logging
 import math
-import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from tensorcast_dask.exceptions import AbsentError, InvalidArgument, Mismatch, NotFound
-from tensorcast_dask.tensors.ids import ArtifactId, Generation, NodeId, check_name
+from tensorcast_dask.exceptions import AbsentError, InvalidArgument
+from tensorcast_dask.tensors import requests
+from tensorcast_dask.tensors.ids import ArtifactId, Generation, check_name
 from tensorcast_dask.tensors.messages import (
     AliasState,
     ArtifactInfo,
@@ -30,13 +30,10 @@ from tensorcast_dask.tensors.messages import (
     Location,
     Nodes,
     NodesAsked,
-    Pin,
     Pinned,
-    Publish,
     Query,
     Resolve,
     Rows,
-    SetAlias,
     Unpin,
 )
 
@@ -48,11 +45,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "check_labels",
-    "check_version",
     "describe",
     "destroy",
     "exists",
-    "find_node",
     "list_artifacts",
     "locate",
     "nodes",
@@ -68,18 +63,6 @@ __all__ = [
 _LOG = logging.getLogger(__name__)
 
 _PAGE = 1000
-
-
-def check_version(version: object) -> int:
-    """Return a version number as the wire wants it: 0 for none, -1 for "next"."""
-    if version is None:
-        return 0
-    if version == "next":
-        return -1
-    if isinstance(version, bool) or not isinstance(version, int) or version < 1:
-        message = f'version must be a positive integer, "next" or None, not {version!r}'
-        raise InvalidArgument(message)
-    return version
 
 
 def warn_of_shortfall(info: ArtifactInfo) -> None:
@@ -167,13 +150,7 @@ async def publish(
     limit: Deadline,
 ) -> ArtifactInfo:
     """Make a version visible to `latest`."""
-    if version is not None and check_version(version) != info.version:
-        message = (
-            f"{info.id!r} is version {info.version}, not {version}; "
-            f"publish it as {info.version}, or put it with version={version}"
-        )
-        raise Mismatch(message)
-    request = Publish(rid=core.link.next_rid(), generation=info.generation)
+    request = requests.publish(core.link.next_rid(), info, version)
     return await core.ask(request, ArtifactInfo, limit, operation=operation)
 
 
@@ -198,15 +175,7 @@ async def pin(
     core: Core, generation: int, *, ttl_s: object, node: str, limit: Deadline
 ) -> Pinned:
     """Promise not to evict."""
-    if not isinstance(ttl_s, int | float) or ttl_s is True or not ttl_s > 0:
-        message = f"ttl must be positive seconds or math.inf, not {ttl_s!r}"
-        raise InvalidArgument(message)
-    request = Pin(
-        rid=core.link.next_rid(),
-        generation=Generation(generation),
-        ttl_s=math.inf if ttl_s > sys.float_info.max else float(ttl_s),
-        node=NodeId(node),
-    )
+    request = requests.pin(core.link.next_rid(), generation, ttl_s, node)
     return await core.ask(request, Pinned, limit)
 
 
@@ -222,19 +191,7 @@ async def set_alias(
     core: Core, name: str, generation: int, expect: object, limit: Deadline
 ) -> AliasState:
     """Move a name by compare-and-set."""
-    if expect is None:
-        expected = -1
-    elif isinstance(expect, int) and not isinstance(expect, bool) and expect >= 0:
-        expected = expect
-    else:
-        message = f"expect must be the alias generation that you saw, 0 or None, not {expect!r}"
-        raise InvalidArgument(message)
-    request = SetAlias(
-        rid=core.link.next_rid(),
-        name=ArtifactId(check_name(name, what="alias")),
-        generation=Generation(generation),
-        expect=expected,
-    )
+    request = requests.set_alias(core.link.next_rid(), name, generation, expect)
     return await core.ask(request, AliasState, limit)
 
 
@@ -301,21 +258,3 @@ async def query(core: Core, sql: object, *, rows: int, limit: Deadline) -> Rows:
         rid=core.link.next_rid(), sql=sql, limit=rows, deadline_s=limit.left_s()
     )
     return await core.ask(request, Rows, limit)
-
-
-def find_node(all_nodes: Nodes, wanted: str) -> NodeId:
-    """Give the node that a name, Dask address or node id means.
-
-    Raises
-    ------
-    NotFound
-        When none does; the message lists those there are.
-    """
-    for state in all_nodes.nodes:
-        if wanted in (state.card.node, state.card.name, state.card.worker):
-            return state.card.node
-    names = ", ".join(
-        repr(state.card.name or state.card.node) for state in all_nodes.nodes
-    )
-    message = f"no node {wanted!r}; there are: {names or 'none'}"
-    raise NotFound(message)

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import msgspec
 
 from tensorcast_dask.api.actions import on_device
-from tensorcast_dask.api.actions.names import check_labels, check_version
+from tensorcast_dask.api.actions.names import check_labels
 from tensorcast_dask.api.actions.same import same_content
 from tensorcast_dask.api.connection.deadlines import Deadline, deadline
 from tensorcast_dask.dataplane import arrays, memory
@@ -67,6 +67,7 @@ from tensorcast_dask.tensors.messages import (
     Tier,
     Write,
 )
+from tensorcast_dask.tensors.requests import check_version
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -46,7 +46,8 @@ from tensorcast_dask.exceptions import (
     UnsupportedPlatform,
     WrongPeer,
 )
-from tensorcast_dask.tensors.ids import ArtifactId, Incarnation, NodeId
+from tensorcast_dask.tensors import requests
+from tensorcast_dask.tensors.ids import Incarnation, NodeId
 from tensorcast_dask.tensors.messages import (
     ArtifactInfo,
     ChunkMap,
@@ -58,13 +59,12 @@ from tensorcast_dask.tensors.messages import (
     Open,
     Opened,
     Owner,
-    RegisterView,
     State,
     StateAsked,
     Tier,
     TierUse,
 )
-from tensorcast_dask.tensors.views import View, view_id
+from tensorcast_dask.tensors.views import View
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -374,18 +374,7 @@ async def view(
         else tuple(tensor.spec.name for tensor in base.resolve(index).tensors)
     )
     step, own_id = _step(seen, what, name)
-    described = step if base is None else base.then(step)
-    resolved = described.resolve(index)
-    base_id = info.base or info.id
-    request = RegisterView(
-        rid=core.link.next_rid(),
-        id=ArtifactId(own_id or view_id(base_id, info.generation, resolved)),
-        generation=info.generation,
-        view=resolved.described().encode(),
-        index_digest=resolved.packed()[0].digest(),
-        nbytes=resolved.nbytes,
-        tensors=len(resolved.tensors),
-    )
+    request = requests.register_view(core.link.next_rid(), info, index, step, own_id)
     return await core.ask(request, ArtifactInfo, limit)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from tensorcast_dask.api.actions import names
 from tensorcast_dask.api.artifact import Artifact
 from tensorcast_dask.api.worker import Worker
+from tensorcast_dask.tensors.requests import find_node
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -56,7 +57,7 @@ class Calls:
             return ""
         if isinstance(worker, Worker):
             return worker.node
-        return names.find_node(await names.nodes(self._core, limit), worker)
+        return find_node(await names.nodes(self._core, limit), worker)
 
 
 def ref_of(artifact: Artifact | str) -> str:

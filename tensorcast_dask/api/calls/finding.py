@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from tensorcast_dask.api.actions import names
 from tensorcast_dask.api.artifact import Artifact
 from tensorcast_dask.api.calls.base import Calls, ref_of
+from tensorcast_dask.tensors.requests import check_version
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -46,7 +47,7 @@ class Finding(Calls):
         limit = self._core.deadline(deadline)
 
         async def work() -> Artifact:
-            number = names.check_version(version)
+            number = check_version(version)
             return Artifact(
                 await names.resolve(self._core, id, version=number, limit=limit),
                 self._session,
@@ -84,7 +85,7 @@ class Finding(Calls):
     ) -> Any:
         """Whether it can be read; takes no pin, lease or touch."""
         limit = self._core.deadline(deadline)
-        number = names.check_version(version)
+        number = check_version(version)
         return self._core.call(
             lambda: names.exists(self._core, id, version=number, limit=limit)
         )

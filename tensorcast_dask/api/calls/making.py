@@ -8,7 +8,7 @@ from tensorcast_dask.api.actions import drafts, lending, moves, puts, tasks
 from tensorcast_dask.api.actions.names import warn_of_shortfall
 from tensorcast_dask.api.artifact import Artifact
 from tensorcast_dask.api.calls.base import Calls, Node
-from tensorcast_dask.exceptions import InvalidArgument
+from tensorcast_dask.tensors.requests import check_replicas
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -75,7 +75,7 @@ class Making(Calls):
             When the id holds other content (equal content gives the artifact there is).
         UnsupportedDtype, InvalidName, CapacityError, CatalogUnavailable, DeadlineExceeded
         """
-        self._check_replicas(replicas)
+        check_replicas(replicas)
         limit = self._core.deadline(deadline)
 
         async def action(operation: Operation[Artifact]) -> Artifact:
@@ -139,7 +139,7 @@ class Making(Calls):
         UnsupportedPlatform
             When no node is on this host.
         """
-        self._check_replicas(replicas)
+        check_replicas(replicas)
         limit = self._core.deadline(deadline)
 
         async def work() -> drafts.Draft:
@@ -242,7 +242,7 @@ class Making(Calls):
         ------
         CorruptFile, FileChanged, NotFound, AlreadyExists, CapacityError
         """
-        self._check_replicas(replicas)
+        check_replicas(replicas)
         limit = self._core.deadline(deadline)
 
         async def action(operation: Operation[Artifact]) -> Artifact:
@@ -263,9 +263,3 @@ class Making(Calls):
             return Artifact(info, self._session)
 
         return self._operate("load", id, action, wait=wait, progress=progress)
-
-    @staticmethod
-    def _check_replicas(replicas: object) -> None:
-        if isinstance(replicas, bool) or not isinstance(replicas, int) or replicas < 1:
-            message = f"replicas must be a positive integer, not {replicas!r}"
-            raise InvalidArgument(message)

@@ -30,6 +30,7 @@ from tensorcast_dask.exceptions import (
 )
 from tensorcast_dask.tensors.ids import RequestId
 from tensorcast_dask.tensors.messages import (
+    READS,
     Answer,
     CancelAsked,
     Message,
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from tensorcast_dask.api.connection.deadlines import Deadline
     from tensorcast_dask.tensors.ids import HostId, SessionId
 
-__all__ = ["READS", "CatalogLink"]
+__all__ = ["CatalogLink"]
 
 _LOG = logging.getLogger(__name__)
 _RETRY_S: Final = 0.2
@@ -322,23 +323,3 @@ def _away(name: str) -> TensorCastError:
         f"the scheduler went away during {name}; look whether it happened, then repeat"
     )
     return Unknown(message)
-
-
-#: Requests that change nothing: when the scheduler goes away nothing is in doubt.
-READS: Final = frozenset(
-    {
-        "Resolve",
-        "Describe",
-        "Locate",
-        "ListArtifacts",
-        "NodesAsked",
-        "InstancesAsked",
-        "ExplainAsked",
-        "Query",
-        "OperationAsked",
-        "CatalogStateAsked",
-        "PlanAsked",
-        "SignalsAsked",
-        "HistoryAsked",
-    }
-)

@@ -1,59 +1,28 @@
-"""Steps of plans, as calls of a session.
+"""Steps of plans, as a process with a session carries them out.
 
-Rules:
-
-1. Each kind is the session's call of that name; nothing is done here that a program could not
-   do itself.
-2. What a step acts on is looked up when it runs: a handle is its generation for ever, a name is
-   what it means now, an earlier step is its recorded value.
+Rule: what a step asks for stands in `tensors.steps`; here it is asked, one thing after the other.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from distributed.protocol.pickle import loads
 
-from tensorcast_dask.api.actions import instances
+from tensorcast_dask.api.actions import instances, moves, reads
 from tensorcast_dask.api.artifact import Artifact
-from tensorcast_dask.api.plans.calling import arguments
-from tensorcast_dask.exceptions import Mismatch, UnsupportedDtype
-from tensorcast_dask.tensors import messages
-from tensorcast_dask.tensors.messages import (
-    Moved,
-    StepOutcome,
-    StepStatus,
-    Wire,
-    encode,
-)
-from tensorcast_dask.tensors.plans import ArtifactRef, Kind, NameRef, Step, StepRef
-from tensorcast_dask.tensors.views import View
+from tensorcast_dask.api.connection.deadlines import Deadline, deadline
+from tensorcast_dask.exceptions import TensorCastError, UnsupportedDtype
+from tensorcast_dask.tensors import steps
+from tensorcast_dask.tensors.messages import ArtifactInfo
+from tensorcast_dask.tensors.wants import Ask, Call
 
 if TYPE_CHECKING:
-    from tensorcast_dask.api.connection.deadlines import Deadline
-    from tensorcast_dask.api.plans.calling import Caller
+    from tensorcast_dask.api.connection.core import Core
+    from tensorcast_dask.tensors.messages import StepOutcome
+    from tensorcast_dask.tensors.wants import Asking, Effects, Local, Want
 
-__all__ = [
-    "StepArgument",
-    "call",
-    "call_instance",
-    "carry_out",
-    "handed_on",
-    "value_of",
-]
-
-#: Values of steps, by their class on the wire.
-_VALUES: Final = {
-    kind.__name__: kind
-    for kind in (
-        messages.ArtifactInfo,
-        messages.Pinned,
-        messages.AliasState,
-        messages.Destroyed,
-        messages.Drained,
-        messages.Moved,
-    )
-}
+__all__ = ["StepArgument", "call", "driven", "looked_at", "value_of"]
 
 
 class StepArgument:
@@ -73,16 +42,18 @@ class StepArgument:
 
 def value_of(outcome: StepOutcome, session: Any = None) -> Any:
     """Give what a step has come to, as a program meets it; None where it is nothing."""
-    if not outcome.kind or outcome.kind == "exception":
-        return None
     if outcome.kind == "plain":
         return instances.result_of(outcome.value, session)
     if outcome.kind == "pickle":
         return loads(outcome.value)  # type: ignore[no-untyped-call]
-    value = messages.decode(outcome.value, _VALUES[outcome.kind])
-    if isinstance(value, messages.ArtifactInfo):
-        return Artifact(value, session)
-    return value
+    value = steps.value_of(outcome)
+    return Artifact(value, session) if isinstance(value, ArtifactInfo) else value
+
+
+def looked_at(outcome: StepOutcome) -> object:
+    """Give what a step has come to, as other steps meet it."""
+    value = value_of(outcome)
+    return value.info if isinstance(value, Artifact) else value
 
 
 def call(payload: bytes, given: dict[str, StepOutcome], session: Any) -> Any:
@@ -101,190 +72,77 @@ def call(payload: bytes, given: dict[str, StepOutcome], session: Any) -> Any:
     return function(*put_in(list(args)), **put_in(kwargs))
 
 
-def carry_out(
-    session: Any, step: Step, given: dict[str, StepOutcome], limit: Deadline
+def driven(
+    session: Any, doing: Asking[StepOutcome], effects: Effects, limit: Deadline
 ) -> StepOutcome:
-    """Do what a step says and give its outcome."""
-    if step.kind is Kind.NOOP:
-        return handed_on(step, given)
-    within = _within(limit)
-    if step.kind in _MOVES:
-        return _move(session, step, given, within)
-    value = _small(session, step, given, within)
-    if isinstance(value, Artifact):
-        return _done(value.info)
-    return _done(value)
-
-
-def _within(limit: Deadline) -> dict[str, Any]:
-    """Give the arguments that hold a call to what is left."""
-    return {"deadline": 0 if limit.poll else limit.left_s()}
-
-
-def handed_on(step: Step, given: dict[str, StepOutcome]) -> StepOutcome:
-    """Give what a step that does nothing was given."""
-    if isinstance(step.target, StepRef):
-        had = given[step.target.step]
-        return StepOutcome(status=StepStatus.DONE, kind=had.kind, value=had.value)
-    return StepOutcome(status=StepStatus.DONE)
-
-
-def call_instance(
-    session: Any,
-    step: Step,
-    given: dict[str, StepOutcome],
-    caller: Caller,
-    limit: Deadline,
-) -> StepOutcome:
-    """Have an instance do what a step says."""
-
-    def value(name: str) -> Any:
-        if name not in given:
-            message = (
-                f"step {step.name!r} does not wait for {name!r}, whose result it takes"
-            )
-            raise Mismatch(message)
-        return value_of(given[name], session)
-
-    target = None
-    if step.target is not None:
-        target = _target(session, step, given, _within(limit))
-    return caller.make(arguments(step, target, value), limit)
-
-
-def _done(value: Wire | None, *, moved: Moved | None = None) -> StepOutcome:
-    return StepOutcome(
-        status=StepStatus.DONE,
-        kind="" if value is None else type(value).__name__,
-        value=b"" if value is None else encode(value),
-        node="" if moved is None else moved.location.card.node,
-        moved_bytes=0 if moved is None else moved.moved_bytes,
-    )
-
-
-def _target(
-    session: Any, step: Step, given: dict[str, StepOutcome], within: dict[str, Any]
-) -> Artifact:
-    target = step.target
-    match target:
-        case ArtifactRef():
-            return Artifact(target.info(), session)
-        case NameRef():
-            found: Artifact = session.artifact(target.id, **within)
-            return found
-        case StepRef():
-            value = value_of(given[target.step], session)
-            if isinstance(value, Artifact):
-                return value
-            message = (
-                f"step {step.name!r} takes an artifact, and {target.step!r} gave "
-                f"{type(value).__name__}"
-            )
-            raise Mismatch(message)
-        case None:
-            message = f"step {step.name!r} takes an artifact"
-            raise Mismatch(message)
-
-
-_MOVES: Final = frozenset(
-    {Kind.PREFETCH, Kind.REPLICATE, Kind.MIGRATE, Kind.SAVE, Kind.RELEASE}
-)
-
-
-def _move(
-    session: Any, step: Step, given: dict[str, StepOutcome], within: dict[str, Any]
-) -> StepOutcome:
-    """Do what acts on replicas; the value is the artifact, for the steps after it."""
-    artifact = _target(session, step, given, within)
-    node = step.node or None
-    options = {**step.options, **within}
-    match step.kind:
-        case Kind.PREFETCH:
-            done = session.prefetch(artifact, worker=node, wait=True, **options)
-        case Kind.REPLICATE:
-            done = session.replicate(artifact, node, **options)
-        case Kind.MIGRATE:
-            done = session.migrate(artifact, step.source, node, **options)
-        case Kind.SAVE:
-            path = options.pop("path")
-            done = session.save(artifact, path, worker=node, **options)
-        case _:
-            done = session.release(artifact, worker=node, **options)
-    moved = done.result()
-    return _done(artifact.info, moved=moved if isinstance(moved, Moved) else None)
-
-
-def _small(
-    session: Any, step: Step, given: dict[str, StepOutcome], within: dict[str, Any]
-) -> Any:
-    options = dict(step.options)
-    match step.kind:
-        case Kind.LATEST:
-            found = _name_of(session, step, given, within)
-            return session.latest(found, **within)
-        case Kind.DESTROY:
-            whole = step.target.id if isinstance(step.target, NameRef) else None
-            gone = whole or _target(session, step, given, within)
-            return session.destroy(gone, **within).result()
-        case Kind.LOAD | Kind.COPY:
-            return _new(session, step, given, within)
-        case Kind.DRAIN:
-            return session.drain(options.pop("worker"), **options, **within).result()
-        case Kind.ALIAS:
-            name = options.pop("name")
-            to = None if step.target is None else _target(session, step, given, within)
-            return session.alias(name, to, **options, **within)
-        case _:
-            return _of_one(session, step, given, within)
-
-
-def _of_one(
-    session: Any, step: Step, given: dict[str, StepOutcome], within: dict[str, Any]
-) -> Any:
-    options = dict(step.options)
-    artifact = _target(session, step, given, within)
-    match step.kind:
-        case Kind.PUBLISH:
-            number = options.get("version")
-            return session.publish(artifact, number, **within).result()
-        case Kind.PIN:
-            node = step.node or None
-            return session.pin(artifact, worker=node, **options, **within)
-        case Kind.UNPIN:
-            pinned = options.get("pinned")
-            number = options.get("pin", 0)
-            if isinstance(pinned, str):
-                number = value_of(given[pinned]).pin
-            return session.unpin(artifact, number, **within)
-        case _:
-            assert step.kind is Kind.VIEW, f"plan: a kind that nobody does: {step.kind}"
-            name = options.get("name") or None
-            return session.view(artifact, View.decode(step.view), name, **within)
-
-
-def _new(
-    session: Any, step: Step, given: dict[str, StepOutcome], within: dict[str, Any]
-) -> Any:
-    """Make an artifact: of a file, or of another one."""
-    options = {**step.options, **within, "worker": step.node or None}
-    name = options.pop("id")
-    if step.kind is Kind.LOAD:
-        return session.load(options.pop("path"), name, **options).result()
-    tensors = _content(_target(session, step, given, within), within)
-    return session.put(tensors, name, **options)
-
-
-def _content(artifact: Artifact, within: dict[str, Any]) -> Any:
-    """Read what is copied; torch is imported only for what numpy has no name for."""
+    """Give a step what it wants, until it has come to something."""
+    want = next(doing)
     try:
-        return artifact.tensor_dict(framework="numpy", **within)
-    except UnsupportedDtype:
-        return artifact.tensor_dict(framework="torch", **within)
+        while True:
+            try:
+                value = _given(session, want, effects, limit)
+            except TensorCastError as error:
+                want = doing.throw(error)
+            else:
+                want = doing.send(value)
+    except StopIteration as end:
+        outcome: StepOutcome = end.value
+        return outcome
 
 
-def _name_of(
-    session: Any, step: Step, given: dict[str, StepOutcome], within: dict[str, Any]
-) -> str:
-    if isinstance(step.target, NameRef):
-        return step.target.id
-    return _target(session, step, given, within).id
+def _given(session: Any, want: Want, effects: Effects, limit: Deadline) -> object:
+    core: Core = session._core  # noqa: SLF001 - the worker's own session
+    match want:
+        case Ask(request=request, kind=kind):
+            if limit.poll:
+                limit = deadline(0)
+            rid = core.link.next_rid()
+            request = effects.wrapped(request, rid, limit.left_s())
+            return core.bridge(core.ask, request, kind, limit)
+        case Call(card=card, request=request):
+            return instances.call(core, card, request, limit)
+        case _:
+            return _local(session, core, want, limit)
+
+
+def _local(session: Any, core: Core, want: Local, limit: Deadline) -> object:
+    args: Any = want.args
+    match want.act:
+        case steps.PATH:
+            return moves.absolute(args[0])
+        case steps.DEVICE:
+            return moves.where(core, args[0]).device
+        case steps.SAME_FILE:
+            return core.bridge(moves.same_file, core, *args, limit)
+        case steps.COPY:
+            return _copied(session, args, limit)
+        case _:
+            assert want.act == steps.SAVE_VIEW, f"plan: nobody does {want.act}"
+            info, path, shard = args
+
+            async def save() -> object:
+                return await reads.save_view(
+                    core,
+                    info,
+                    path,
+                    metadata=None,
+                    max_shard_bytes=shard,
+                    limit=limit,
+                )
+
+            return core.bridge(save)
+
+
+def _copied(session: Any, what: tuple[Any, ...], limit: Deadline) -> ArtifactInfo:
+    """Put the content of an artifact under another id."""
+    info, name, version, node = what
+    within: dict[str, Any] = {"deadline": 0 if limit.poll else limit.left_s()}
+    artifact = Artifact(info, session)
+    try:
+        tensors = artifact.tensor_dict(framework="numpy", **within)
+    except UnsupportedDtype:  # torch is imported only for what numpy has no name for
+        tensors = artifact.tensor_dict(framework="torch", **within)
+    made: Artifact = session.put(
+        tensors, name, version=version, worker=node or None, **within
+    )
+    return made.info

@@ -20,7 +20,7 @@ from dask import threaded
 from dask._task_spec import Task, TaskRef
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
-from tensorcast_dask.api.plans.tasks import Ticket, open_run, report, run_step
+from tensorcast_dask.api.plans.tasks import open_run, report, run_step
 from tensorcast_dask.tensors.messages import OpenPlan, StepOutcome
 from tensorcast_dask.tensors.plans import report_key, task_key
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from tensorcast_dask.tensors.plans import PlanSpec, Step
+    from tensorcast_dask.tensors.wants import Ticket
 
 __all__ = ["NODE", "Compiled", "Place", "Places", "compile_plan", "place_of"]
 

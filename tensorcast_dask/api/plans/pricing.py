@@ -20,6 +20,7 @@ from tensorcast_dask.api.actions import names
 from tensorcast_dask.exceptions import TensorCastError
 from tensorcast_dask.tensors.messages import SignalFrame, SignalsAsked, Tier, TierUse
 from tensorcast_dask.tensors.plans import ArtifactRef, Kind, NameRef, StepRef
+from tensorcast_dask.tensors.requests import find_node
 
 if TYPE_CHECKING:
     from tensorcast_dask.api.connection.core import Core
@@ -193,7 +194,7 @@ class _Paper:
         info = await self._target(step)
         self._made[step.name] = None if step.kind is Kind.COPY else info
         plain = StepPrice(name=step.name, kind=str(step.kind))
-        node = names.find_node(self._all, step.node) if step.node else ""
+        node = find_node(self._all, step.node) if step.node else ""
         match step.kind:
             case Kind.SUBMIT | Kind.LOAD | Kind.COPY | Kind.DRAIN | Kind.CALL:
                 return _unknown(step)
@@ -203,7 +204,7 @@ class _Paper:
                 assert info is not None
                 moved = await self._move(step, info, node)
                 if step.kind is Kind.MIGRATE:
-                    source = names.find_node(self._all, step.source)
+                    source = find_node(self._all, step.source)
                     self._holders[info.generation].discard(source)
                 return moved
             case Kind.RELEASE if info is not None and node:

@@ -26,7 +26,6 @@ from tensorcast_dask.api.current import current_session
 from tensorcast_dask.api.plans import futures
 from tensorcast_dask.api.plans.doing import value_of
 from tensorcast_dask.api.plans.graph import Compiled, Place, compile_plan, place_of
-from tensorcast_dask.api.plans.tasks import Ticket
 from tensorcast_dask.exceptions import (
     CatalogUnavailable,
     DeadlineExceeded,
@@ -46,6 +45,8 @@ from tensorcast_dask.tensors.messages import (
     StepStatus,
 )
 from tensorcast_dask.tensors.plans import PlanSpec
+from tensorcast_dask.tensors.requests import find_node
+from tensorcast_dask.tensors.wants import Ticket
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping
@@ -468,7 +469,7 @@ async def places_of(core: Core, spec: PlanSpec) -> tuple[Places, dict[Any, list[
     for step in spec.steps:
         if step.node and step.node not in places:
             try:
-                node = names.find_node(found, step.node)
+                node = find_node(found, step.node)
             except NotFound:
                 places[step.node] = Place(step.node)  # its step says so, typed
             else:

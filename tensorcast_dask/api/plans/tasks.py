@@ -6,35 +6,35 @@ Rules:
    before it is handed on. So a failed step leaves the others alone, and the last task knows all.
 2. Dask may run a task again, or twice at once. The catalog is asked first: a step that has
    ended gives its recorded outcome; a change that was made gives its recorded answer.
-3. What a step changes goes through `EffectLink`, which names each change by run, step and place.
-   The calls of the session are the same as any program's.
+3. What a step asks for is the same wherever it is driven (`tensors.steps`); each change is named
+   by run, step and place.
 4. Retries, their waits included, share what is left of the plan's deadline.
 """
 
 from __future__ import annotations
 
-import copy
 import itertools
 import logging
 import time
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import Any, Final
 
 import msgspec
 from distributed import get_worker
 from distributed.protocol.pickle import dumps, loads
 
-from tensorcast_dask.api.connection.catalog import READS
 from tensorcast_dask.api.connection.deadlines import Deadline, deadline
 from tensorcast_dask.api.current import current_session
 from tensorcast_dask.api.plans import doing
-from tensorcast_dask.api.plans.calling import Caller
 from tensorcast_dask.dataplane import faults
 from tensorcast_dask.exceptions import (
     InvalidArgument,
+    Mismatch,
     PeerLost,
     PlanFailed,
     TensorCastError,
 )
+from tensorcast_dask.tensors import steps
+from tensorcast_dask.tensors.calling import Calling
 from tensorcast_dask.tensors.messages import (
     BeginStep,
     EndPlan,
@@ -42,81 +42,19 @@ from tensorcast_dask.tensors.messages import (
     Fault,
     OpenPlan,
     PlanState,
-    StepEffect,
     StepOutcome,
     StepState,
     StepStatus,
-    encode,
 )
 from tensorcast_dask.tensors.plans import MAX_VALUE_BYTES, Kind, PlanSpec, Step
+from tensorcast_dask.tensors.wants import Effects, Ticket, pause_s
 from tensorcast_dask.worker_plugin.context import node_of
 
-if TYPE_CHECKING:
-    from tensorcast_dask.tensors.ids import RequestId
-    from tensorcast_dask.tensors.messages import Message
-
-__all__ = ["EffectLink", "Ticket", "open_run", "report", "run_step"]
+__all__ = ["open_run", "report", "run_step"]
 
 _LOG = logging.getLogger(__name__)
-T = TypeVar("T")
-
 #: How long the catalog is waited for where nothing else says.
 _ANSWER_S: Final = 60.0
-_BACKOFF_S: Final = 0.05
-_LONGEST_S: Final = 2.0
-
-
-class Ticket(NamedTuple):
-    """One run of one plan."""
-
-    key: str
-    run: int
-
-
-class EffectLink:
-    """A conversation with the catalog in which every change is a step's, and made once.
-
-    Parameters
-    ----------
-    link : CatalogLink
-        The worker's own.
-    ticket : Ticket
-        The run.
-    step : str
-        The step.
-    attempt : int
-        From 1.
-    """
-
-    def __init__(self, link: Any, ticket: Ticket, step: str, attempt: int) -> None:
-        self._link = link
-        self._ticket = ticket
-        self._step = step
-        self._attempt = attempt
-        self._numbers = itertools.count(1)
-
-    def next_rid(self) -> RequestId:
-        """Mint the id of a request."""
-        rid: RequestId = self._link.next_rid()
-        return rid
-
-    async def call(self, request: Message, kind: type[T], limit: Deadline) -> T:
-        """Ask; a change goes wrapped."""
-        if type(request).__name__ not in READS:
-            request = StepEffect(
-                rid=request.rid,  # type: ignore[attr-defined]
-                key=self._ticket.key,
-                run=self._ticket.run,
-                step=self._step,
-                number=next(self._numbers),
-                attempt=self._attempt,
-                request=encode(request),
-            )
-        answer: T = await self._link.call(request, kind, limit)
-        return answer
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._link, name)
 
 
 # -------------------------------------------------------------------- tasks
@@ -145,7 +83,7 @@ def run_step(
     try:
         if _is_nothing(step, outcomes):
             outcome = msgspec.structs.replace(
-                doing.handed_on(step, given), node=own, attempts=1
+                steps.handed_on(step, given), node=own, attempts=1
             )
             return _record(core, ticket, step, outcome)
         begin = BeginStep(
@@ -162,10 +100,10 @@ def run_step(
             return recorded
         limit = Deadline(begun_s + state.left_s, poll=state.poll)
         faults.point("plan.step_begun", step.name)
-        caller = _caller(core, ticket, step, payload, state)
+        calling = _calling(ticket, step, payload, state)
         for attempts in itertools.count(1):
             outcome, again = _attempt(
-                core, ticket, step, caller or payload, given, limit, attempts
+                core, ticket, step, calling or payload, given, limit, attempts
             )
             if not again or attempts > step.retries or not _wait(attempts, limit):
                 break
@@ -212,12 +150,21 @@ def _attempt(
     core: Any,
     ticket: Ticket,
     step: Step,
-    how: bytes | Caller,
+    how: bytes | Calling,
     given: dict[str, StepOutcome],
     limit: Deadline,
     attempt: int,
 ) -> tuple[StepOutcome, bool]:
     """Try once; give the outcome, and whether another try could end otherwise."""
+
+    def look(name: str) -> object:
+        if name not in given:
+            message = (
+                f"step {step.name!r} does not wait for {name!r}, whose result it takes"
+            )
+            raise Mismatch(message)
+        return doing.looked_at(given[name])
+
     try:
         limit.check(f"step {step.name!r} of plan {ticket.key!r} was to begin")
         if step.kind is Kind.SUBMIT:
@@ -225,16 +172,13 @@ def _attempt(
             assert isinstance(how, bytes), "plans: a function is packed"
             value = doing.call(how, given, current_session())
             return _valued(step, value), False
-        if isinstance(how, Caller):
-            session = current_session()
-            return doing.call_instance(session, step, given, how, limit), False
-        if step.kind is Kind.COPY:  # a put: a repeat finds what is there
-            return doing.carry_out(current_session(), step, given, limit), False
-        mine = copy.copy(core)
-        mine.link = EffectLink(core.link, ticket, step.name, attempt)
-        session = copy.copy(current_session())
-        session._core = mine  # noqa: SLF001 - the same calls over another conversation
-        return doing.carry_out(session, step, given, limit), False
+        what = (
+            steps.call_instance(step, look, how)
+            if isinstance(how, Calling)
+            else steps.carry_out(step, look, host=core.host)
+        )
+        effects = Effects(ticket, step.name, attempt)
+        return doing.driven(current_session(), what, effects, limit), False
     except TensorCastError as error:
         outcome = StepOutcome(status=StepStatus.FAILED, fault=Fault.of(error))
         return outcome, error.retryable
@@ -242,9 +186,9 @@ def _attempt(
         return _raised(error), False
 
 
-def _caller(
-    core: Any, ticket: Ticket, step: Step, payload: bytes, state: StepState
-) -> Caller | None:
+def _calling(
+    ticket: Ticket, step: Step, payload: bytes, state: StepState
+) -> Calling | None:
     """Give who calls the instance of a step; None where it has none."""
     if not step.instance:
         return None
@@ -252,7 +196,7 @@ def _caller(
     attachment, _, node = payload.decode().partition(" ")
     own = node_of(get_worker()).card
     card = own if own.node == node else None
-    return Caller(core, step, attachment, key, card=card, again=state.again)
+    return Calling(step, attachment, key, card=card, again=state.again)
 
 
 def _is_nothing(step: Step, before: tuple[StepOutcome, ...]) -> bool:
@@ -304,10 +248,10 @@ def _raised(error: Exception) -> StepOutcome:
 
 def _wait(attempts: int, limit: Deadline) -> bool:
     """Wait a little longer each time; False when there is no time for another try."""
-    pause_s = min(_BACKOFF_S * 2 ** (attempts - 1), _LONGEST_S)
-    if limit.poll or limit.left_s() <= pause_s:
+    wait_s = pause_s(attempts)
+    if limit.poll or limit.left_s() <= wait_s:
         return False
-    time.sleep(pause_s)
+    time.sleep(wait_s)
     return True
 
 

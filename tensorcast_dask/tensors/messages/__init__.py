@@ -120,6 +120,7 @@ from tensorcast_dask.tensors.messages.policies import (
     SetQuota,
 )
 from tensorcast_dask.tensors.messages.session import (
+    READS,
     AbortCreated,
     AliasState,
     Answer,
@@ -235,6 +236,7 @@ from tensorcast_dask.tensors.messages.store import (
 __all__ = [
     "MAX_REQUESTS",
     "PROTOCOL",
+    "READS",
     "REPAIRS",
     "Abort",
     "AbortCreated",

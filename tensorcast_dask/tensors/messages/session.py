@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 
@@ -50,6 +50,7 @@ from tensorcast_dask.tensors.messages.signals import HistoryAsked, SignalsAsked
 from tensorcast_dask.tensors.messages.store import TlsFiles
 
 __all__ = [
+    "READS",
     "AbortCreated",
     "AliasState",
     "Answer",
@@ -592,3 +593,23 @@ class Answer(Wire, frozen=True, kw_only=True):
     rid: RequestId
     fault: Fault | None = None
     value: msgspec.Raw = msgspec.Raw(b"\xc0")
+
+
+#: Requests that change nothing, by name: when the scheduler goes away nothing is in doubt.
+READS: Final = frozenset(
+    {
+        "Resolve",
+        "Describe",
+        "Locate",
+        "ListArtifacts",
+        "NodesAsked",
+        "InstancesAsked",
+        "ExplainAsked",
+        "Query",
+        "OperationAsked",
+        "CatalogStateAsked",
+        "PlanAsked",
+        "SignalsAsked",
+        "HistoryAsked",
+    }
+)

@@ -3,11 +3,11 @@ from __future__ import annotations
 import pytest
 
 from tensorcast_dask.api.plans.graph import NODE, Place, compile_plan
-from tensorcast_dask.api.plans.tasks import Ticket
 from tensorcast_dask.scheduler_plugin import dask_private
 from tensorcast_dask.tensors.contexts import Context
 from tensorcast_dask.tensors.messages import StepOutcome, StepStatus
 from tensorcast_dask.tensors.plans import PlanSpec
+from tensorcast_dask.tensors.wants import Ticket
 from tests.kit.plans import chain, noop
 
 TICKET = Ticket("roll-out", 7)

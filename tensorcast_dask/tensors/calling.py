@@ -1,4 +1,4 @@
-"""Steps that call an instance, as a task of a plan carries them out.
+"""Steps that call an instance.
 
 Rules:
 
@@ -12,10 +12,9 @@ Rules:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from typing import Final, cast
 
-from tensorcast_dask.api.actions import instances
-from tensorcast_dask.api.artifact import Artifact
 from tensorcast_dask.exceptions import (
     AbsentError,
     Mismatch,
@@ -29,32 +28,27 @@ from tensorcast_dask.tensors import values
 from tensorcast_dask.tensors.messages import (
     ArtifactInfo,
     CallInstance,
+    Instances,
+    InstancesAsked,
+    InstanceState,
+    NodeCard,
     StepOutcome,
     StepStatus,
 )
-from tensorcast_dask.tensors.plans import ArtifactRef
+from tensorcast_dask.tensors.plans import ArtifactRef, Step
+from tensorcast_dask.tensors.wants import NO_RID, Asking, Call, ask
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tensorcast_dask.api.connection.core import Core
-    from tensorcast_dask.api.connection.deadlines import Deadline
-    from tensorcast_dask.tensors.messages import NodeCard
-    from tensorcast_dask.tensors.plans import Step
-
-__all__ = ["CARRIED_OUT", "Caller", "arguments"]
+__all__ = ["Calling", "arguments", "found"]
 
 #: In the data of an error: the instance says that it has carried the call out.
-CARRIED_OUT: Final = "carried_out"
+_CARRIED_OUT: Final = "carried_out"
 
 
-class Caller:
-    """One step's calls, over all its attempts in one task.
+class Calling:
+    """One step's calls, over all its attempts by one driver.
 
     Parameters
     ----------
-    core : Core
-        The worker's own session.
     step : Step
         What is to be called.
     attachment : str
@@ -62,14 +56,13 @@ class Caller:
     key : str
         Begins the names of its calls.
     card : NodeCard, optional
-        This worker's own node, where the instance is attached to it.
+        The node that the instance is attached to, where that is known.
     again : bool
         Somebody may have made it before.
     """
 
     def __init__(
         self,
-        core: Core,
         step: Step,
         attachment: str,
         key: str,
@@ -77,15 +70,14 @@ class Caller:
         card: NodeCard | None,
         again: bool,
     ) -> None:
-        self._own = card
-        self._core = core
+        self._card = card
         self._step = step
         self._attachment = attachment
         self._key = key
         self._doubt = again
         self._failures = 0
 
-    def make(self, args: bytes, limit: Deadline) -> StepOutcome:
+    def make(self, args: bytes) -> Asking[StepOutcome]:
         """Make the call.
 
         Raises
@@ -95,11 +87,11 @@ class Caller:
         """
         step = self._step
         try:
-            card = self._own or self._core.bridge(self._card, limit)
+            card = self._card or (yield from self._where())
         except AbsentError as error:
             raise self._gone(error) from error
         request = CallInstance(
-            rid=self._core.link.next_rid(),
+            rid=NO_RID,
             instance=step.instance,
             attachment=self._attachment,
             function=str(step.options["function"]),
@@ -108,9 +100,9 @@ class Caller:
             deadline_s=0.0,
         )
         try:
-            value = instances.call(self._core, card, request, limit)
+            value = cast("bytes", (yield Call(card, request)))
         except TensorCastError as error:
-            if error.data.get(CARRIED_OUT):
+            if error.data.get(_CARRIED_OUT):
                 self._failures += 1
                 self._doubt = False
             elif isinstance(error, OwnerGone | NotFound):
@@ -122,9 +114,10 @@ class Caller:
             status=StepStatus.DONE, kind="plain", value=value, node=card.node
         )
 
-    async def _card(self, limit: Deadline) -> Any:
+    def _where(self) -> Asking[NodeCard]:
         name = self._step.instance
-        state = await instances.find(self._core, name, limit)
+        there = yield from ask(InstancesAsked(rid=NO_RID), Instances)
+        state = found(there.instances, name)
         if state.record.attachment != self._attachment:
             was = "the process that was" if self._attachment else "there was no"
             message = (
@@ -147,10 +140,26 @@ class Caller:
         return error
 
 
+def found(there: tuple[InstanceState, ...], name: str) -> InstanceState:
+    """Find an instance by its name.
+
+    Raises
+    ------
+    NotFound
+        When none is attached under it.
+    """
+    for state in there:
+        if state.record.name == name:
+            return state
+    known = ", ".join(repr(state.record.name) for state in there) or "none"
+    message = f"no instance {name!r} is attached; there are: {known}"
+    raise NotFound(message, {"instance": name})
+
+
 def arguments(
     step: Step,
-    target: Artifact | None,
-    value_of: Callable[[str], Any],
+    target: ArtifactInfo | None,
+    look: Callable[[str], object],
 ) -> bytes:
     """Give the arguments of a call, with what earlier steps gave in its place."""
 
@@ -161,13 +170,12 @@ def arguments(
             case ArtifactInfo():
                 return reference
             case _:
-                value = value_of(reference.step)
-                return value.info if isinstance(value, Artifact) else value
+                return look(reference.step)
 
     given = values.unpack(step.args, meet)
     if not isinstance(given, list) or len(given) != 2:
         message = f"step {step.name!r}: a call has a list of arguments and a dict"
         raise Mismatch(message)
     args, kwargs = given
-    before = [] if target is None else [target.info]
+    before = [] if target is None else [target]
     return values.pack([[*before, *args], kwargs], what="the arguments")
