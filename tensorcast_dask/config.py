@@ -224,6 +224,7 @@ _READERS: Final[dict[str, tuple[str, Callable[[object], Any]]]] = {
     "device": ("device", parse_devices),
     "journal": ("journal", _journal),
     "on-close": ("on_close", _on_close),
+    "dashboard.pages": ("dashboard_pages", _flag),
     "deadline.default": ("deadline_default_s", parse_seconds),
     "drain.timeout": ("drain_timeout_s", parse_seconds),
     "recovery.timeout": ("recovery_timeout_s", parse_seconds),
@@ -308,6 +309,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     host: str
     separate_hosts: bool
     device: DeviceSpec
+    dashboard_pages: bool
     journal: str
     on_close: str
     deadline_default_s: float

@@ -11,6 +11,7 @@ import inspect
 import pickle
 from typing import TYPE_CHECKING, Any
 
+from tensorcast_dask.dashboard.main import show
 from tensorcast_dask.device.launch import launch as launch_device
 from tensorcast_dask.exceptions import CatalogUnavailable
 from tensorcast_dask.scheduler_plugin.installation import ABOUT_OP, About
@@ -76,7 +77,9 @@ def scheduler_plugin(arguments: Tree | None = None) -> CatalogPlugin:
     arguments : dict, optional
         Settings over those of the scheduler's own configuration.
     """
-    return CatalogPlugin(ship=make_plugins, sign=grant_of, arguments=arguments)
+    return CatalogPlugin(
+        ship=make_plugins, sign=grant_of, show=show, arguments=arguments
+    )
 
 
 def dask_setup(scheduler: Scheduler) -> None:

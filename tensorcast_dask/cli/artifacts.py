@@ -8,8 +8,9 @@ from pathlib import Path
 import click
 
 from tensorcast_dask.cli.options import on_cluster, pairs, session
-from tensorcast_dask.cli.output import human_bytes, run, show_json, show_table, success
+from tensorcast_dask.cli.output import run, show_json, show_table, success
 from tensorcast_dask.exceptions import NotFound
+from tensorcast_dask.tensors.quantities import human_bytes
 
 __all__ = [
     "alias",

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from tensorcast_dask.cli.output import human_bytes
 from tensorcast_dask.exceptions import Mismatch, NotFound, PeerLost
+from tensorcast_dask.tensors.quantities import human_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from tensorcast_dask.cli.output import human_bytes, show_json, show_table
+from tensorcast_dask.cli.output import show_json, show_table
 from tensorcast_dask.config import Settings
 from tensorcast_dask.dataplane import congestion, hosts, segments
 from tensorcast_dask.exceptions import TensorCastError
+from tensorcast_dask.tensors.quantities import human_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable

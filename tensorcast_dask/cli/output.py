@@ -28,22 +28,12 @@ from tensorcast_dask.exceptions import ReachError, TensorCastError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-__all__ = ["human_bytes", "run", "show_json", "show_table", "success"]
+__all__ = ["run", "show_json", "show_table", "success"]
 
-_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
 _PIPE_COLUMNS: Final = 10_000
 _INTERRUPTED: Final = 130
 #: The largest integer up to which a double holds all of them.
 _EXACT: Final = (1 << 53) - 1
-
-
-def human_bytes(nbytes: float) -> str:
-    """Give a byte count as people read it."""
-    for unit in _UNITS:
-        if nbytes < 1024 or unit == _UNITS[-1]:
-            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
-        nbytes /= 1024
-    raise AssertionError("unreachable: the last unit always answers")  # noqa: EM101
 
 
 def _plain(value: Any, name: str = "") -> Any:

@@ -19,11 +19,12 @@ import click
 import msgspec
 
 from tensorcast_dask.cli.local import interruptible, running_address
-from tensorcast_dask.cli.output import human_bytes, show_json, success
+from tensorcast_dask.cli.output import show_json, success
 from tensorcast_dask.config import Settings
 from tensorcast_dask.dataplane import hosts
 from tensorcast_dask.exceptions import PeerLost
 from tensorcast_dask.store import launch
+from tensorcast_dask.tensors.quantities import human_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

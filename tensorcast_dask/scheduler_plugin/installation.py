@@ -61,10 +61,11 @@ if TYPE_CHECKING:
 
     from distributed import Scheduler
 
+    from tensorcast_dask.scheduler_plugin.state.catalog import Catalog
     from tensorcast_dask.tensors.ids import Epoch
     from tensorcast_dask.tensors.messages import NodeCard
 
-__all__ = ["ABOUT_OP", "TOPIC", "About", "Installation", "Ship", "Sign"]
+__all__ = ["ABOUT_OP", "TOPIC", "About", "Installation", "Ship", "Show", "Sign"]
 
 log = logging.getLogger(__name__)
 
@@ -110,6 +111,15 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
 Ship: TypeAlias = "Callable[[About], tuple[tuple[str, bytes], tuple[str, bytes]]]"
 
 
+class Show(Protocol):
+    """Shows the pages of a catalog in Dask's dashboard."""
+
+    def __call__(
+        self, scheduler: Scheduler, catalog: Callable[[], Catalog | None]
+    ) -> Callable[[], None]:
+        """Show them; what is returned takes them away."""
+
+
 class Sign(Protocol):
     """Makes the scheduler's word that a worker may take the store of another."""
 
@@ -126,7 +136,7 @@ class Installation:
     ----------
     scheduler : Scheduler
         Dask's.
-    ship, sign : callable
+    ship, sign, show : callable
         See `CatalogPlugin`.
     arguments : dict
         Settings over those of the scheduler's own configuration.
@@ -138,11 +148,14 @@ class Installation:
         *,
         ship: Ship,
         sign: Sign,
+        show: Show,
         arguments: Tree,
     ) -> None:
         self.scheduler = scheduler
         self._ship = ship
         self._sign = sign
+        self._show = show
+        self._hide: Callable[[], None] = _nothing
         self._arguments = arguments
         self._ready = asyncio.Event()
         self._failure: BaseException | None = None
@@ -204,6 +217,20 @@ class Installation:
         self._watch.start()
         if settings.http_dashboard:
             dask_private.add_routes(scheduler, _HTTP_ROUTES)
+        self._show_pages(settings)
+
+    def _show_pages(self, settings: Settings) -> None:
+        """Show the catalog in Dask's dashboard; without it everything else works."""
+        if not settings.dashboard_pages:
+            return
+
+        def catalog() -> Catalog | None:
+            return None if self.service is None else self.service.catalog
+
+        try:
+            self._hide = self._show(self.scheduler, catalog)
+        except Exception:
+            log.exception("the pages in Dask's dashboard cannot be shown")
 
     async def _serve(self, settings: Settings, folder: Path) -> None:
         """Make the catalog."""
@@ -490,6 +517,8 @@ class Installation:
         self._closed = True
         self._watch.stop()
         await self.guests.see_off()
+        hide, self._hide = self._hide, _nothing
+        hide()
         if self.service is None or self.settings is None:
             return
         temporary = self.settings.journal in {"temporary", ":memory:"}
@@ -498,6 +527,10 @@ class Installation:
         await service.stop(keep=keep)
         if not keep and self._folder is not None:
             await at_the_end(forget_cluster, self._folder)
+
+
+def _nothing() -> None:
+    """No pages were shown."""
 
 
 def _host_of(address: str) -> str:

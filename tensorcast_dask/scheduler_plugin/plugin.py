@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from distributed import Scheduler
 
     from tensorcast_dask.config import Tree
-    from tensorcast_dask.scheduler_plugin.installation import Ship, Sign
+    from tensorcast_dask.scheduler_plugin.installation import Ship, Show, Sign
 
 __all__ = ["PLUGIN_NAME", "CatalogPlugin"]
 
@@ -40,6 +40,8 @@ class CatalogPlugin(SchedulerPlugin):
         Makes the pickled worker and nanny plugins from an `About`, as two pairs of name and bytes.
     sign : callable
         Makes the grant by which a worker may take another's store.
+    show : callable
+        Shows the catalog's pages in Dask's dashboard, and gives what takes them away.
     arguments : dict, optional
         Settings over those of the scheduler's own configuration.
     """
@@ -52,10 +54,12 @@ class CatalogPlugin(SchedulerPlugin):
         *,
         ship: Ship,
         sign: Sign,
+        show: Show,
         arguments: Tree | None = None,
     ) -> None:
         self._ship = ship
         self._sign = sign
+        self._show = show
         self._arguments = arguments or {}
         self._installed: Installation | None = None
 
@@ -64,7 +68,11 @@ class CatalogPlugin(SchedulerPlugin):
         installed = scheduler.extensions.get(dask_private.EXTENSION)
         if installed is None:
             installed = Installation(
-                scheduler, ship=self._ship, sign=self._sign, arguments=self._arguments
+                scheduler,
+                ship=self._ship,
+                sign=self._sign,
+                show=self._show,
+                arguments=self._arguments,
             )
             scheduler.extensions[dask_private.EXTENSION] = installed
             self._installed = installed

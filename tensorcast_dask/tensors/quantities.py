@@ -14,6 +14,7 @@ from typing import Final
 __all__ = [
     "BYTE_UNITS",
     "SECOND_UNITS",
+    "human_bytes",
     "parse_bytes",
     "parse_ports",
     "parse_quantity",
@@ -51,6 +52,7 @@ SECOND_UNITS: Final = {
     "hour": 3600.0,
     "hours": 3600.0,
 }
+_WRITTEN: Final = ("B", "KiB", "MiB", "GiB", "TiB")
 _QUANTITY: Final = re.compile(r"\s*([0-9]*\.?[0-9]+(?:e[+-]?[0-9]+)?)\s*([a-z]*)\s*")
 
 
@@ -111,3 +113,12 @@ def parse_ports(value: object) -> tuple[int, int]:
         message = f"takes ports from 0 to 65535, lowest first, not {value!r}"
         raise ValueError(message)
     return ports
+
+
+def human_bytes(nbytes: float) -> str:
+    """Give a byte count as people read it."""
+    for unit in _WRITTEN:
+        if nbytes < 1024 or unit == _WRITTEN[-1]:
+            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
+        nbytes /= 1024
+    raise AssertionError("unreachable: the last unit always answers")  # noqa: EM101

@@ -150,7 +150,8 @@ def test_the_nouns_need_no_third_party_library_but_msgspec_and_xxhash() -> None:
 @pytest.mark.timeout(PATIENCE_S + 10)
 def test_every_module_imports_alone_and_without_torch_cupy_or_ucxx() -> None:
     modules = [module_name(p) for p in package_files() if p.stem != "__main__"]
-    libraries = ["click", "distributed", "duckdb", "numpy", "psutil", "tornado.web"]
+    libraries = ["bokeh.plotting", "click", "distributed", "duckdb", "numpy", "psutil"]
+    libraries += ["tornado.web"]
     request = json.dumps({"modules": modules, "libraries": libraries})
     failures = json.loads(run_python(ALONE, stdin=request))
     for module, library in ADAPTERS.items():

@@ -166,7 +166,7 @@ class Catalog:
         self.admission = Admission(ground, self.quotas, self.policies, self.sessions)
         self.observed.readings.more["quota/"] = self.quotas.readings
         self.observed.readings.more["policy/"] = self.policies.readings
-        explaining = Explaining(
+        self.explaining = Explaining(
             ground,
             creations=self.creations,
             moves=self.moves,
@@ -174,7 +174,7 @@ class Catalog:
             plans=self.plans,
         )
         usage = self.observed.usage
-        self.reads = Reads(ground, self.creations, usage, explaining)
+        self.reads = Reads(ground, self.creations, usage, self.explaining)
         self.links = Links(
             ground,
             self.inventories,

@@ -98,6 +98,11 @@ class Moves:
     def __len__(self) -> int:
         return len(self._moves)
 
+    @property
+    def under_way(self) -> list[Move]:
+        """All of them, oldest first."""
+        return list(self._moves.values())
+
     def of(self, generation: Generation) -> list[Move]:
         """List the moves of one version."""
         return [move for key, move in self._moves.items() if key[0] == generation]

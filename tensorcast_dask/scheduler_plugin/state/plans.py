@@ -85,7 +85,13 @@ UNDO_S: Final = 30.0
 
 
 class Plans:
-    """All runs that are known."""
+    """All runs that are known.
+
+    Attributes
+    ----------
+    runs : dict
+        By key, in the order in which the keys were opened.
+    """
 
     def __init__(self, ground: Ground, *, ttl_s: float) -> None:
         self._outbox = ground.outbox
@@ -94,36 +100,36 @@ class Plans:
         self._effects = Effects(ground)
         self._names = ground.names
         self._ttl_s = ttl_s
-        self._runs: dict[str, Run] = {}
+        self.runs: dict[str, Run] = {}
         #: Gives the number of the signals' last change.
         self.mark: Callable[[], int] = lambda: 0
         #: Gives the signals that changed since a number.
         self.changes: Callable[[int], tuple[Signal, ...]] = lambda _: ()
 
     def __len__(self) -> int:
-        return sum(one.status is RunStatus.RUNNING for one in self._runs.values())
+        return sum(one.status is RunStatus.RUNNING for one in self.runs.values())
 
     @property
     def kept(self) -> int:
         """How many runs are over and still known."""
-        return len(self._runs) - len(self)
+        return len(self.runs) - len(self)
 
     def running(self) -> tuple[tuple[str, int, str], ...]:
         """Key, number and Dask task of every run that is under way."""
         return tuple(
             (one.key, one.run, one.report or report_key(one.key, f"{one.run:x}"))
-            for one in self._runs.values()
+            for one in self.runs.values()
             if one.status is RunStatus.RUNNING
         )
 
     def readings(self) -> Iterator[tuple[str, Reading]]:
         """How far each run is, for signals."""
-        for one in self._runs.values():
+        for one in self.runs.values():
             yield f"plan/{one.key}", progress_of(one)
 
     def waits(self, ref: str) -> list[str]:
         """Say what a run that is under way waits for; `ref` is `plan:KEY`."""
-        run = self._runs.get(ref.removeprefix("plan:"))
+        run = self.runs.get(ref.removeprefix("plan:"))
         under_way = run is not None and run.status is RunStatus.RUNNING
         if run is None or not under_way or run.subject != ref:
             return []
@@ -132,7 +138,7 @@ class Plans:
     # ------------------------------------------------------------ runs
     def open(self, caller: Caller, ask: OpenPlan) -> None:
         """Open a run, or find it (rule 1)."""
-        known = self._runs.get(ask.key)
+        known = self.runs.get(ask.key)
         if known is not None:
             if known.digest != ask.digest:
                 message = (
@@ -145,7 +151,7 @@ class Plans:
         self._writes()
         spec = check_plan(ask)
         life = self._names.numbers.mint()
-        run = self._runs[ask.key] = Run(
+        run = self.runs[ask.key] = Run(
             key=ask.key,
             life=life,
             run=life,
@@ -230,7 +236,7 @@ class Plans:
 
     def dropped(self, key: str, run_number: int, why: str) -> None:
         """Dask has lost what carries a run on."""
-        run = self._runs.get(key)
+        run = self.runs.get(key)
         if run is None or run.run != run_number or run.status is not RunStatus.RUNNING:
             return
         message = (
@@ -271,6 +277,7 @@ class Plans:
                 # Not waited for: lost only with a scheduler that dies at once.
                 self._outbox.persist(step_row(run, step.name))
         self._tell_of(run, step, "execute: {} at {}", ask.node or "any node")
+        run.begun_s.setdefault(step.name, self._outbox.now_s)
         left_s = max(0.0, run.until_s - self._outbox.now_s)
         after = self._outbox.here if step.once else 0
         state = StepState(left_s=left_s, poll=run.poll, since=since, again=again)
@@ -314,7 +321,7 @@ class Plans:
         self._say(caller, known, after=self._outbox.here if step.once else 0)
 
     def _record(self, run: Run, step: Step, outcome: StepOutcome) -> StepOutcome:
-        run.note(step.name, outcome)
+        run.note(step.name, outcome, now_s=self._outbox.now_s)
         # Lost with the scheduler it would be asked for again; what it changed would be known.
         # Who is told of the whole run waits for it.
         row, name = step_row(run, step.name), Generation(run.life)
@@ -387,9 +394,9 @@ class Plans:
         number = run.run
 
         def forget() -> None:
-            same = self._runs.get(run.key) is run and run.run == number
+            same = self.runs.get(run.key) is run and run.run == number
             if same and run.status is not RunStatus.RUNNING:
-                del self._runs[run.key]
+                del self.runs[run.key]
                 self._effects.forget(run)
                 self._outbox.persist(Row(kind="plan", key=run.key, blob=None))
                 for name in {**run.outcomes, **run.called}:
@@ -408,7 +415,7 @@ class Plans:
             raise CatalogUnavailable(message)
 
     def _found(self, key: str) -> Run:
-        run = self._runs.get(key)
+        run = self.runs.get(key)
         if run is None:
             message = (
                 f"no plan has the key {key!r}: it was never run here, or ended more than "
@@ -418,7 +425,7 @@ class Plans:
         return run
 
     def _at(self, key: str, number: int, name: str) -> tuple[Run, Step]:
-        run = self._runs.get(key)
+        run = self.runs.get(key)
         if run is None or run.run != number or run.status is not RunStatus.RUNNING:
             message = f"this run of plan {key!r} is over; its steps change nothing more"
             raise StaleOwner(message)
@@ -463,18 +470,18 @@ class Plans:
                 said.append(f"plan {row.key!r} is lost: {error.message}")
                 continue
             run = run_of(row, spec, now_s=self._outbox.now_s)
-            self._runs[row.key] = run
+            self.runs[row.key] = run
             if run.status is RunStatus.RUNNING:
                 self._begin_time(run)
             else:
                 self._forget_later(run)
         for step in steps:
-            found = self._runs.get(step.key)
+            found = self.runs.get(step.key)
             if found is None or step.step not in found.steps:
                 continue
             if step.attachment:
                 found.called[step.step] = (step.attachment, step.since)
             if step.outcome:
                 found.note(step.step, step.outcome)
-        self._effects.keep_only(self._runs.values())
+        self._effects.keep_only(self.runs.values())
         return said

@@ -117,6 +117,9 @@ class Run:
     since: int = 0
     signals: tuple[Signal, ...] = ()
     ended_s: float = 0.0
+    #: When steps were let begin and when they ended, in this life of the scheduler.
+    begun_s: dict[str, float] = field(default_factory=dict)
+    over_s: dict[str, float] = field(default_factory=dict)
     #: Lines on its steps that its story has.
     told: int = 0
     #: Who waits for the end of it, or of a step.
@@ -128,11 +131,18 @@ class Run:
             self.timer.cancel()
             self.timer = None
 
-    def note(self, step: str, outcome: StepOutcome | None) -> None:
-        """Set, or take back, how a step ended."""
+    def note(
+        self, step: str, outcome: StepOutcome | None, *, now_s: float | None = None
+    ) -> None:
+        """Set, or take back, how a step ended; `now_s` when it did just now."""
         before = self.outcomes.pop(step, None)
         if before is not None:
             self.held_bytes -= len(before.value)
+        if outcome is None:
+            self.begun_s.pop(step, None)
+            self.over_s.pop(step, None)
+        elif now_s is not None:
+            self.over_s[step] = now_s
         if outcome is not None:
             self.outcomes[step] = outcome
             self.held_bytes += len(outcome.value)

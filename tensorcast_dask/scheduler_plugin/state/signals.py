@@ -16,7 +16,7 @@ Rules:
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -115,6 +115,11 @@ class Signals:
 
     def __len__(self) -> int:
         return len(self._watchers)
+
+    @property
+    def events(self) -> Iterator[tuple[float, Signal]]:
+        """The events that are kept with when they happened, newest first."""
+        return reversed(self._events)
 
     @property
     def kept(self) -> int:
