@@ -136,7 +136,7 @@ class Slabs:
     def _move(self, order: DeviceOrder, fd: int) -> bytes:
         if not order.nbytes:
             return b""
-        there = self._slabs[order.segment].range(0, order.nbytes)
+        there = self._slabs[order.segment].range(order.at, order.nbytes)
         terms = Terms(
             chunk_bytes=order.chunk_bytes,
             sums=decode_sums(
@@ -160,7 +160,7 @@ class Slabs:
             file = FileRange(fd, 0, order.nbytes)
             return _sums(to_device(self._ring, file, there, terms))
         known = Terms(chunk_bytes=terms.chunk_bytes, sums=terms.sums, pinned=True)
-        source = pinned[0].view[: order.nbytes]
+        source = pinned[0].view[order.pinned_at : order.pinned_at + order.nbytes]
         return _sums(to_device(self._ring, source, there, known))
 
     def _pin(self, order: DeviceOrder, fd: int) -> None:

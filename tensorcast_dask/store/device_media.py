@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 from tensorcast_dask.dataplane.segments import MemoryFile
 from tensorcast_dask.exceptions import DeviceError, Gone, NotFound
 from tensorcast_dask.store.core import now_s
+from tensorcast_dask.store.device_target import DeviceTarget
 from tensorcast_dask.store.media import wanted_of
 from tensorcast_dask.store.state.replicas import Life
 from tensorcast_dask.tensors.messages import Act, Tier
@@ -22,7 +23,7 @@ from tensorcast_dask.tensors.messages import Act, Tier
 if TYPE_CHECKING:
     from tensorcast_dask.store.core import Core, Reading
     from tensorcast_dask.store.devices import Devices
-    from tensorcast_dask.store.media import Medium
+    from tensorcast_dask.store.media import Landing, Medium
     from tensorcast_dask.store.state.replicas import Copy, Filling, Wanted
     from tensorcast_dask.tensors.ids import Generation
 
@@ -135,6 +136,10 @@ class Slabs:
         with self._core.reading(generation, Tier.DEVICE) as held:
             return self._copied(held, now_s() + _WITHIN_S)
 
+    def landing(self, wanted: Wanted) -> Landing:
+        """Take chunks by a ring; nothing of them stays in host memory."""
+        return DeviceTarget(self._core, self._devices, wanted)
+
     def _copied(self, held: Reading, until_s: float) -> MemoryFile:
         file = MemoryFile(held.replica.nbytes, name="tensorcast-read")
         try:
@@ -222,6 +227,9 @@ class Pins:
         """Refuse: what is pinned is in host memory and is read there."""
         message = f"generation {generation} is in host memory; read it there"
         raise NotFound(message)
+
+    def landing(self, wanted: Wanted) -> None:
+        """Leave it to host memory."""
 
     def sums(self, generation: Generation) -> bytes:
         """Give what is known; host memory is summed where it is."""

@@ -201,7 +201,9 @@ class Devices:
         nbytes: int = 0,
         sums: bytes = b"",
         fd: int = -1,
+        at: int = 0,
         pinned: int = 0,
+        pinned_at: int = 0,
         uses: Iterable[tuple[Generation, Copy]] = (),
     ) -> Order:
         """Give an order; it keeps `fd`, and leases on the copies that it uses, until it ends.
@@ -230,7 +232,9 @@ class Devices:
                         nbytes=nbytes,
                         chunk_bytes=self._core.settings.chunk_bytes,
                         sums=sums,
+                        at=at,
                         pinned=pinned,
+                        pinned_at=pinned_at,
                     )
                 )
             except BaseException:

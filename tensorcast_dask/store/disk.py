@@ -263,6 +263,9 @@ class Disk:
                 core.abort(generation, Tier.HOST)
         return replica.nbytes
 
+    def landing(self, wanted: Wanted) -> None:
+        """Leave it to host memory, where sums and index come together."""
+
     def transient(self, generation: Generation) -> MemoryFile:
         """Read a replica into memory of nobody's tier: for one reader, closed after it.
 

@@ -219,6 +219,11 @@ class Once(Generic[R]):
             if not isinstance(flight.error, DeadlineExceeded):
                 raise flight.error
 
+    def runs(self, key: Hashable) -> bool:
+        """Say whether somebody does it now."""
+        with self._lock:
+            return key in self._flights
+
     def _lead(self, key: Hashable, flight: _Flight[R], work: Callable[[], R]) -> R:
         try:
             flight.result = work()

@@ -2,8 +2,8 @@
 
 Rules:
 
-1. Every move goes between a medium and host memory: `save` copies out of it, `restore` into
-   it. Each puts its copy into the table, verified, and takes it back whole when it fails.
+1. Every move within a node goes between a medium and host memory: `save` copies out of it,
+   `restore` into it. Each puts its copy into the table, verified, and takes it back whole when it fails.
 2. `close` is called under the store's lock and returns at once; all else may take its time.
 """
 
@@ -14,12 +14,44 @@ from typing import TYPE_CHECKING, Protocol
 from tensorcast_dask.store.state.replicas import Wanted
 
 if TYPE_CHECKING:
+    from tensorcast_dask.dataplane.fileranges import FileRange
     from tensorcast_dask.dataplane.segments import MemoryFile
     from tensorcast_dask.store.state.replicas import Filling, Replica
     from tensorcast_dask.tensors.ids import Generation
     from tensorcast_dask.tensors.messages import Tier
 
-__all__ = ["Medium", "wanted_of"]
+__all__ = ["Landing", "Medium", "wanted_of"]
+
+
+class Landing(Protocol):
+    """What takes the chunks of one pull."""
+
+    #: Chunks that one lane may have under way; None: as many as is usual.
+    depth: int | None
+
+    def reserve(self, *, index: bytes, chunk_bytes: int, until_s: float) -> None:
+        """Make room, once."""
+        ...
+
+    def place(self, chunk: int, length: int) -> memoryview | FileRange:
+        """Return where a chunk is to be received."""
+        ...
+
+    def settle(self, chunk: int) -> None:
+        """Take note that a chunk is there and verified."""
+        ...
+
+    def give_up(self, chunk: int) -> None:
+        """Take note that a chunk does not come to its place, and nobody writes there."""
+        ...
+
+    def end(self) -> None:
+        """Let nobody wait in `place` any more."""
+        ...
+
+    def close(self) -> None:
+        """Let go of what was not committed. Idempotent."""
+        ...
 
 
 class Medium(Protocol):
@@ -39,6 +71,10 @@ class Medium(Protocol):
 
     def transient(self, generation: Generation) -> MemoryFile:
         """Copy a replica into memory of nobody's tier, for one reader who closes it."""
+        ...
+
+    def landing(self, wanted: Wanted) -> Landing | None:
+        """Give what takes the chunks of a pull straight; None: they come by host memory."""
         ...
 
     def sums(self, generation: Generation) -> bytes:

@@ -5,7 +5,8 @@ Rules:
 1. The order: here already; another tier of this node; another node of this host, shared;
    any other holder, by chunks.
 2. One generation comes into one tier once at a time; who wants it meanwhile waits.
-3. Every way leads through host memory; a copy there that nobody asked for goes again.
+3. Within a node every way leads through host memory; a copy there that nobody asked for goes
+   again. From other hosts chunks land where they are wanted, where the tier takes them.
 4. A way that fails is left for the next one; the last error is the task's.
 """
 
@@ -34,6 +35,7 @@ from tensorcast_dask.store.pulls import PullRun
 from tensorcast_dask.store.sharing import Pulled, share
 from tensorcast_dask.store.state.replicas import Life, Wanted
 from tensorcast_dask.store.state.tiers import FROM_HOST
+from tensorcast_dask.store.targets import Target
 from tensorcast_dask.tensors.messages import (
     DoPull,
     Role,
@@ -49,9 +51,9 @@ if TYPE_CHECKING:
     from tensorcast_dask.store.core import Core
     from tensorcast_dask.store.identity import Identity
     from tensorcast_dask.store.jobs import Job
-    from tensorcast_dask.store.media import Medium
+    from tensorcast_dask.store.media import Landing, Medium
     from tensorcast_dask.tensors.ids import Generation
-    from tensorcast_dask.tensors.messages import FromNode
+    from tensorcast_dask.tensors.messages import FromNode, Location
 
 __all__ = ["Movers"]
 
@@ -177,6 +179,12 @@ class Movers:
         if self._holds(order.generation, order.tier):
             return _HERE
         medium = self._medium(order.tier)
+        if self._comes_from_afar(order):
+            wanted = self._wanted(order, job, order.tier)
+            landing = medium.landing(wanted)
+            if landing is not None:
+                sources = self._sources(order)
+                return self._pull(order, sources, wanted, landing, job)
         # Host memory may be where somebody else wants it at the same time (rule 2).
         brought = self._once.run(
             (order.generation, Tier.HOST),
@@ -191,6 +199,15 @@ class Movers:
             self._core.room.evict(order.generation, Tier.HOST)
         most_bytes = max(nbytes, brought.moved_bytes)
         return msgspec.structs.replace(brought, moved_bytes=most_bytes)
+
+    def _comes_from_afar(self, order: DoPull) -> bool:
+        """Say whether all its bytes come from other hosts, and to nobody else here."""
+        if not self._mappable(order) or self._once.runs((order.generation, Tier.HOST)):
+            return False
+        if order.generation in self._core.table.replicas:
+            return False
+        here, sources = self._identity.card.host, self._sources(order)
+        return bool(sources) and all(at.card.host != here for at in sources)
 
     def _to_host(self, order: DoPull, job: Job) -> Pulled:
         if self._holds(order.generation, Tier.HOST):
@@ -219,12 +236,8 @@ class Movers:
         return medium
 
     def _from_others(self, order: DoPull, job: Job) -> Pulled:
-        sources = tuple(
-            location
-            for location in order.sources
-            if location.card.node != self._identity.node
-        )
-        wanted = self._wanted(order, job)
+        sources = self._sources(order)
+        wanted = self._wanted(order, job, Tier.HOST)
         context = self._context(job.until_s)
         origin = order.source_generation or order.generation
         for location in sources if self._mappable(order) else ():
@@ -252,12 +265,27 @@ class Movers:
                 f"generation {order.generation} has no source that lives; put it again"
             )
             raise PeerLost(message)
+        return self._pull(order, sources, wanted, Target(self._core, wanted), job)
+
+    def _sources(self, order: DoPull) -> tuple[Location, ...]:
+        ours = self._identity.node
+        return tuple(at for at in order.sources if at.card.node != ours)
+
+    def _pull(
+        self,
+        order: DoPull,
+        sources: tuple[Location, ...],
+        wanted: Wanted,
+        landing: Landing,
+        job: Job,
+    ) -> Pulled:
         run = PullRun(
             self._core,
             wanted,
             sources,
-            source_generation=origin,
-            context=context,
+            source_generation=order.source_generation or order.generation,
+            landing=landing,
+            context=self._context(job.until_s),
             flights=self._flights,
             progress=self.counted(job, order.nbytes),
         )
@@ -270,13 +298,13 @@ class Movers:
     def _mappable(self, order: DoPull) -> bool:
         return not self._core.table.tiers[Tier.HOST].in_slab(order.nbytes)
 
-    def _wanted(self, order: DoPull, job: Job) -> Wanted:
+    def _wanted(self, order: DoPull, job: Job, tier: Tier) -> Wanted:
         return Wanted(
             generation=order.generation,
             id=order.id,
             version=order.version,
             nbytes=order.nbytes,
-            tier=Tier.HOST,
+            tier=tier,
             owner=0,
             deadline_s=job.until_s,
             labels=order.labels,

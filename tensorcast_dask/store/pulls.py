@@ -35,7 +35,6 @@ from tensorcast_dask.store.core import now_s
 from tensorcast_dask.store.records import digest_of_index
 from tensorcast_dask.store.sharing import Pulled, anyone
 from tensorcast_dask.store.state import pull
-from tensorcast_dask.store.targets import Target
 from tensorcast_dask.tensors.checksums import encode_sums
 from tensorcast_dask.tensors.messages import Fault, Location
 
@@ -45,6 +44,7 @@ if TYPE_CHECKING:
     from tensorcast_dask.dataplane.transports.base import Arrived, Source
     from tensorcast_dask.store.core import Core
     from tensorcast_dask.store.flights import Flights
+    from tensorcast_dask.store.media import Landing
     from tensorcast_dask.store.state.replicas import Wanted
     from tensorcast_dask.tensors.ids import Generation
 
@@ -104,6 +104,8 @@ class PullRun:
         Holders, best first.
     source_generation : Generation
         Under which they hold the bytes.
+    landing : Landing
+        Where it lands.
     context : Context
         Credentials and deadline.
     flights : Flights
@@ -119,6 +121,7 @@ class PullRun:
         sources: tuple[Location, ...],
         *,
         source_generation: Generation,
+        landing: Landing,
         context: Context,
         flights: Flights,
         progress: Callable[[int], None],
@@ -126,12 +129,16 @@ class PullRun:
         self._source_generation = source_generation
         self._core = core
         self._wanted = wanted
-        self._context = replace(context, any_lane=core.settings.ucx == "on")
+        self._context = replace(
+            context,
+            any_lane=core.settings.ucx == "on",
+            depth=landing.depth or context.depth,
+        )
         self._progress = progress
         self._flights = flights
         settings = core.settings
         self._lanes_each = settings.connections or lanes_for(DEFAULT_THREADS)
-        self._target = Target(core, wanted)
+        self._target = landing
         self._planner = pull.Pull(
             sources=len(sources),
             nbytes=wanted.nbytes,
@@ -224,6 +231,7 @@ class PullRun:
 
     def _end_lanes(self) -> None:
         """End every lane that can still write; one that is connecting never will."""
+        self._target.end()
         for side in self._sides:
             self._leave(side)
         with self._lock:
@@ -459,6 +467,8 @@ class PullRun:
             if error is not None and not stolen:
                 side.error = side.error or error
             last = not side.lanes
+        for chunk in owed:
+            self._target.give_up(chunk)
         if stolen:
             for chunk in owed:
                 self._events.put(pull.Dropped(source=side.number, chunk=chunk))

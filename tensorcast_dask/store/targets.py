@@ -25,7 +25,7 @@ __all__ = ["Target"]
 
 
 class Target:
-    """The segment that one pull fills.
+    """The segment in host memory that one pull fills.
 
     Parameters
     ----------
@@ -34,6 +34,8 @@ class Target:
     wanted : Wanted
         What is pulled.
     """
+
+    depth: int | None = None
 
     def __init__(self, core: Core, wanted: Wanted) -> None:
         self._core = core
@@ -81,6 +83,12 @@ class Target:
         with self._lock:
             assert self._filling.have is not None, "store: a pull without a chunk map"
             self._filling.have[chunk >> 3] |= 1 << (chunk & 7)
+
+    def give_up(self, chunk: int) -> None:
+        """Do nothing: its place stays its own."""
+
+    def end(self) -> None:
+        """Do nothing: nobody waits for a place."""
 
     def close(self) -> None:
         """Let the memory go, and what was not committed with it. Idempotent."""

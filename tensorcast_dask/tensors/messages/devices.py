@@ -76,8 +76,11 @@ class DeviceOrder(Message, frozen=True, kw_only=True):
     chunk_bytes: int = 0
     #: What the chunks must hash to; b"" where it is not known.
     sums: bytes = b""
-    #: The host segment of a fill that is pinned already.
+    #: Where in the slab a fill begins.
+    at: int = 0
+    #: The host segment of a fill that is pinned already, or a ring (below 0), and where in it.
     pinned: int = 0
+    pinned_at: int = 0
 
 
 class DeviceStart(Wire, frozen=True, kw_only=True):

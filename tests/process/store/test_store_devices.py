@@ -88,14 +88,17 @@ class Scene:
 
     def idle_device(self) -> dict[str, int]:
         """The tier's counts, once no slab lingers."""
-        counts: dict[str, int] = {}
+        eventually(
+            lambda: self.counts()["lingering_bytes"] == 0,
+            within_s=20.0,
+            what="no slab lingers",
+        )
+        return self.counts()
 
-        def look() -> bool:
-            counts.update(self.program.state()["tiers"]["device"])
-            return counts["lingering_bytes"] == 0
-
-        eventually(look, within_s=10.0, what="no slab lingers")
-        return counts
+    def counts(self) -> dict[str, int]:
+        """What the tier on the device holds now."""
+        found: dict[str, int] = self.program.state()["tiers"]["device"]
+        return found
 
 
 def start_device(card: NodeCard, stores: Stores) -> DeviceTold:
@@ -244,6 +247,35 @@ def test_a_program_fills_a_slab_and_it_is_an_artifact(scene: Scene) -> None:
     scene.program.call(commit, Done)
     assert scene.tiers(gen) == ["device"]
     assert scene.program.read(gen) == data
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_pull_from_another_host_lands_on_the_device_and_nowhere_else(
+    scene: Scene, *, killed: bool
+) -> None:
+    nbytes, gen = 9 * MIB + 5, generation()
+    data = content(nbytes, seed=4)
+    how = {"bandwidth_bytes_per_s": 4.0 * MIB, "connections": 2} if killed else {}
+    sources = [
+        scene.stores.start(
+            link=scene.catalog.target, host=scene.stores.separate(n), **how
+        )
+        for n in range(1 + killed)
+    ]
+    for card in sources:
+        with StoreClient(card) as client:
+            client.put(data, gen)
+    host = scene.program.host()
+    task = scene.catalog.start_pull(scene.card, gen, nbytes, *sources, tier=Tier.DEVICE)
+    if killed:
+        eventually(lambda: scene.counts()["reserved_bytes"], within_s=20.0)
+        os.kill(sources[0].pid, signal.SIGKILL)
+    done = scene.catalog.done(scene.card.node, task, within_s=40.0)
+    assert done.moved_bytes == nbytes
+    assert sources[-1].node in done.sources
+    assert scene.tiers(gen) == ["device"]
+    assert scene.program.host() == host
+    assert scene.read_slab(gen, nbytes) == data
 
 
 def test_the_end_of_the_device_process_is_a_lost_replica_and_no_more(

@@ -14,6 +14,7 @@ from tensorcast_dask.store.machine import Machine
 from tensorcast_dask.store.pulls import PullRun, lanes_for
 from tensorcast_dask.store.shelf import Shelf
 from tensorcast_dask.store.state.replicas import Wanted
+from tensorcast_dask.store.targets import Target
 from tensorcast_dask.tensors.ids import ArtifactId, Generation, Version
 from tensorcast_dask.tensors.messages import ReadChunk, StoreSettings, Tier
 from tests.kit.holders import GENERATION, Holder, Served, serve
@@ -93,6 +94,7 @@ def pulling(core: Core, flights: Flights, served: Served, at: int) -> PullRun:
         wanted,
         (served.location,),
         source_generation=GENERATION,
+        landing=Target(core, wanted),
         context=context,
         flights=flights,
         progress=lambda _: None,
