@@ -36,6 +36,7 @@ BARS: dict[str, int] = {
     "busy_tasks": 300,
     "plans": 120,
     "signals": 300,
+    "metrics": 120,
     "instances": 180,
     "rebalance": 120,
     "worker_death": 120,

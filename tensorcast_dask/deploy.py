@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tensorcast_dask.dashboard.main import show
 from tensorcast_dask.device.launch import launch as launch_device
 from tensorcast_dask.exceptions import CatalogUnavailable
+from tensorcast_dask.metrics.main import tell, tell_of_worker
 from tensorcast_dask.scheduler_plugin.installation import ABOUT_OP, About
 from tensorcast_dask.scheduler_plugin.plugin import PLUGIN_NAME, CatalogPlugin
 from tensorcast_dask.store.ends import grant_of
@@ -40,6 +41,7 @@ def make_plugins(about: About) -> tuple[tuple[str, bytes], tuple[str, bytes]]:
         arguments=about.arguments,
         launch=launch,
         launch_device=launch_device,
+        measure=tell_of_worker,
     )
     nanny_plugin = MemoryCheckPlugin(about.tree, about.arguments)
     return (
@@ -78,7 +80,11 @@ def scheduler_plugin(arguments: Tree | None = None) -> CatalogPlugin:
         Settings over those of the scheduler's own configuration.
     """
     return CatalogPlugin(
-        ship=make_plugins, sign=grant_of, show=show, arguments=arguments
+        ship=make_plugins,
+        sign=grant_of,
+        show=show,
+        measure=tell,
+        arguments=arguments,
     )
 
 

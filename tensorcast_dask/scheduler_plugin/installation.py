@@ -112,7 +112,7 @@ Ship: TypeAlias = "Callable[[About], tuple[tuple[str, bytes], tuple[str, bytes]]
 
 
 class Show(Protocol):
-    """Shows the pages of a catalog in Dask's dashboard."""
+    """Shows a catalog where Dask shows its own: in its dashboard, or among its metrics."""
 
     def __call__(
         self, scheduler: Scheduler, catalog: Callable[[], Catalog | None]
@@ -136,7 +136,7 @@ class Installation:
     ----------
     scheduler : Scheduler
         Dask's.
-    ship, sign, show : callable
+    ship, sign, show, measure : callable
         See `CatalogPlugin`.
     arguments : dict
         Settings over those of the scheduler's own configuration.
@@ -149,13 +149,15 @@ class Installation:
         ship: Ship,
         sign: Sign,
         show: Show,
+        measure: Show,
         arguments: Tree,
     ) -> None:
         self.scheduler = scheduler
         self._ship = ship
         self._sign = sign
         self._show = show
-        self._hide: Callable[[], None] = _nothing
+        self._measure = measure
+        self._hide: list[Callable[[], None]] = []
         self._arguments = arguments
         self._ready = asyncio.Event()
         self._failure: BaseException | None = None
@@ -217,20 +219,19 @@ class Installation:
         self._watch.start()
         if settings.http_dashboard:
             dask_private.add_routes(scheduler, _HTTP_ROUTES)
-        self._show_pages(settings)
+        self._show_all(settings)
 
-    def _show_pages(self, settings: Settings) -> None:
-        """Show the catalog in Dask's dashboard; without it everything else works."""
-        if not settings.dashboard_pages:
-            return
+    def _show_all(self, settings: Settings) -> None:
+        """Show the catalog where Dask shows its own; without it everything else works."""
 
         def catalog() -> Catalog | None:
             return None if self.service is None else self.service.catalog
 
-        try:
-            self._hide = self._show(self.scheduler, catalog)
-        except Exception:
-            log.exception("the pages in Dask's dashboard cannot be shown")
+        for show in (self._measure, *[self._show] * settings.dashboard_pages):
+            try:
+                self._hide.append(show(self.scheduler, catalog))
+            except Exception:
+                log.exception("the catalog cannot be shown in Dask's dashboard")
 
     async def _serve(self, settings: Settings, folder: Path) -> None:
         """Make the catalog."""
@@ -517,8 +518,8 @@ class Installation:
         self._closed = True
         self._watch.stop()
         await self.guests.see_off()
-        hide, self._hide = self._hide, _nothing
-        hide()
+        while self._hide:
+            self._hide.pop()()
         if self.service is None or self.settings is None:
             return
         temporary = self.settings.journal in {"temporary", ":memory:"}
@@ -527,10 +528,6 @@ class Installation:
         await service.stop(keep=keep)
         if not keep and self._folder is not None:
             await at_the_end(forget_cluster, self._folder)
-
-
-def _nothing() -> None:
-    """No pages were shown."""
 
 
 def _host_of(address: str) -> str:

@@ -42,6 +42,8 @@ class CatalogPlugin(SchedulerPlugin):
         Makes the grant by which a worker may take another's store.
     show : callable
         Shows the catalog's pages in Dask's dashboard, and gives what takes them away.
+    measure : callable
+        The same for its numbers, on Dask's metrics.
     arguments : dict, optional
         Settings over those of the scheduler's own configuration.
     """
@@ -55,11 +57,13 @@ class CatalogPlugin(SchedulerPlugin):
         ship: Ship,
         sign: Sign,
         show: Show,
+        measure: Show,
         arguments: Tree | None = None,
     ) -> None:
         self._ship = ship
         self._sign = sign
         self._show = show
+        self._measure = measure
         self._arguments = arguments or {}
         self._installed: Installation | None = None
 
@@ -72,6 +76,7 @@ class CatalogPlugin(SchedulerPlugin):
                 ship=self._ship,
                 sign=self._sign,
                 show=self._show,
+                measure=self._measure,
                 arguments=self._arguments,
             )
             scheduler.extensions[dask_private.EXTENSION] = installed

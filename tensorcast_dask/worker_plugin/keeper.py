@@ -114,6 +114,8 @@ class Keeper:
         self._closing: str | None = None
         #: When the plugin was removed from a running worker: the moment of letting go.
         self.depart_at: asyncio.TimerHandle | None = None
+        #: Called when the store is let go: nothing is told of it any more.
+        self.at_close: Callable[[], None] = lambda: None
 
     # ------------------------------------------------------------------ to look at
     @property

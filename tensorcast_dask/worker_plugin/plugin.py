@@ -82,6 +82,8 @@ class NodePlugin(WorkerPlugin):
         Starts a store: (settings, timeout_s) -> NodeCard.
     launch_device : callable
         Starts a device process: (DeviceStart, timeout_s) -> DeviceTold.
+    measure : callable
+        Tells on the worker's metrics what a callable says: (Worker, describe) -> what ends that.
     """
 
     name = WORKER_PLUGIN_NAME
@@ -96,6 +98,7 @@ class NodePlugin(WorkerPlugin):
         arguments: Tree,
         launch: Callable[[StoreSettings, float], NodeCard],
         launch_device: Callable[[DeviceStart, float], DeviceTold],
+        measure: Callable[[Worker, Callable[[], dict[str, Any]]], Callable[[], None]],
     ) -> None:
         self._version = version
         self._cluster_name = cluster_name
@@ -104,6 +107,7 @@ class NodePlugin(WorkerPlugin):
         self._arguments = arguments
         self._launch = launch
         self._launch_device = launch_device
+        self._measure = measure
         #: Why `setup` failed; "" when it did not.
         self.failure = ""
 
@@ -213,6 +217,7 @@ class NodePlugin(WorkerPlugin):
             ),
         )
         context.remember(worker, keeper)
+        keeper.at_close = self._measure(worker, keeper.describe)
         await keeper.start(settings.start_timeout_s)
         card = keeper.card
         if card is not None:
@@ -311,4 +316,5 @@ async def _confirm_later(worker: Worker, keeper: Keeper) -> None:
 
 async def _leave(worker: Worker, keeper: Keeper) -> None:
     context.forget(worker)
+    keeper.at_close()
     await keeper.close()

@@ -19,7 +19,7 @@ from tensorcast_dask.tensors.ids import NodeId
 from tensorcast_dask.tensors.messages import TaskDone
 from tensorcast_dask.tensors.signals import Reading, ewma, rounded
 
-__all__ = ["LEAST_BYTES", "MAX_LINKS", "Bandwidths", "Measured"]
+__all__ = ["LEAST_BYTES", "MAX_LINKS", "Bandwidths", "Measured", "Total"]
 
 LEAST_BYTES: Final = 1 << 20
 MAX_LINKS: Final = 1024
@@ -50,10 +50,19 @@ class Measured:
         }
 
 
+@dataclass(slots=True)
+class Total:
+    """What went over one transport, between all nodes, since the scheduler started."""
+
+    transfers: int = 0
+    nbytes: int = 0
+
+
 class Bandwidths:
     """All links over which something went."""
 
     def __init__(self) -> None:
+        self.totals: dict[str, Total] = {}
         self._links: OrderedDict[tuple[NodeId, NodeId], Measured] = OrderedDict()
 
     def __len__(self) -> int:
@@ -66,6 +75,9 @@ class Bandwidths:
             shares = (done.moved_bytes,)
         if done.fault is not None or done.seconds <= 0:
             return
+        total = self.totals.setdefault(done.via, Total())
+        total.transfers += 1
+        total.nbytes += sum(shares)
         for source, nbytes in zip(done.sources, shares, strict=False):
             if nbytes > 0 and source != node:
                 self._note((source, node), nbytes, done, now_s)

@@ -15,7 +15,7 @@ Rules:
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -39,6 +39,7 @@ __all__ = ["EVENT", "MAX_EVENTS", "MAX_WATCHERS", "Signals"]
 
 MAX_SIGNALS: Final = 8192
 MAX_EVENTS: Final = 1024
+MAX_KINDS: Final = 128
 MAX_GONE: Final = 4096
 MAX_WATCHERS: Final = 1024
 MAX_PREFIXES: Final = 64
@@ -103,6 +104,8 @@ class Signals:
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
         self._gone: deque[tuple[int, str]] = deque(maxlen=MAX_GONE)
         self._events: deque[tuple[float, Signal]] = deque(maxlen=MAX_EVENTS)
+        #: How often each kind of event happened since the scheduler started.
+        self.counts: Counter[str] = Counter()
         self.number = 1  # 0 is the cursor of who knows nothing
         #: Cursors below were told of what is not known any more.
         self._floor = 0
@@ -130,9 +133,12 @@ class Signals:
     def happened(self, emit: Emit) -> None:
         """Take an event."""
         self.number += 1
-        name = EVENT + _EVENT_NAMES.get(emit.topic, emit.topic)
+        kind = _EVENT_NAMES.get(emit.topic, emit.topic)
+        self.counts[
+            kind if kind in self.counts or len(self.counts) < MAX_KINDS else "other"
+        ] += 1
         signal = Signal(
-            name=name,
+            name=EVENT + kind,
             value=dict(emit.facts),
             epoch=self._numbers.epoch,
             number=self.number,
