@@ -72,7 +72,8 @@ for library in request["libraries"]:
 # Between fork and exit of a child nothing else runs here: no thread was started by us.
 gc.disable()  # nor does a child copy pages only to look at them
 failures = {}
-for module in request["modules"]:
+
+def begin(module):
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -84,11 +85,22 @@ for module in request["modules"]:
         os.write(writer, error.encode()[:4000])
         os._exit(0)
     os.close(writer)
+    return module, child, reader
+
+def end(module, child, reader):
     with os.fdopen(reader) as stream:
         error = stream.read()
     _, status = os.waitpid(child, 0)
     if error or status:
         failures[module] = error or f"ended with status {status}"
+
+running = []
+for module in request["modules"]:
+    running.append(begin(module))
+    if len(running) == os.cpu_count():
+        end(*running.pop(0))
+for one in running:
+    end(*one)
 json.dump(failures, sys.stdout)
 """
 

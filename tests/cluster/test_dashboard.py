@@ -77,7 +77,9 @@ def test_the_setting_takes_them_away(run_dir: Path) -> None:
 def test_a_scheduler_without_a_dashboard_has_a_catalog_all_the_same(
     run_dir: Path,
 ) -> None:
-    with local_cluster(run_dir, n_workers=1, dashboard_address=None) as cluster:
+    # Without an address Dask's server would still listen, at its one default port.
+    without = {"dashboard": False}
+    with local_cluster(run_dir, n_workers=1, scheduler_kwargs=without) as cluster:
         with Client(cluster) as client:
             assert client.submit(sum, [1, 2]).result() == 3
         assert get(cluster, "tensorcast-placement")[0] == 404

@@ -85,7 +85,7 @@ def cast(run_dir: Path) -> Iterator[tc.Session]:
             1,
             threads_per_worker=2,
             host_memory="128 MiB",
-            dashboard_address=None,
+            dashboard_address="127.0.0.1:0",
             settings={"run-dir": str(run_dir), "segment.own-bytes": "2 MiB"},
         ) as cluster,
         tc.connect(cluster) as session,
