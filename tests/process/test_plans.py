@@ -271,6 +271,29 @@ def test_nobody_knows_a_key_that_was_never_used(cast: tc.Session) -> None:
         cast.plan_run("never")
 
 
+def test_a_plan_waits_for_one_whose_work_it_would_undo(
+    cast: tc.Session, weights: tc.Artifact, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    keeping, taking = cast.plan(), cast.plan()
+    copy = keeping.on_worker(cast.workers()[0]).prefetch(weights)
+    keeping.on_any().submit(wait_for, str(gate), after=[copy])
+    taking.on_any().destroy(weights)
+    hasty = cast.plan(tc.context(ddl=0))
+    hasty.on_any().destroy(weights)
+    first = keeping.submit()
+    with pytest.raises(DeadlineExceeded, match=f"waits for plan '{keeping.key}'"):
+        hasty.submit()
+    second = cast.client.compute(taking)
+    eventually(lambda: cast.debug_state()["catalog"]["plans_waiting"], within_s=60)
+    assert "waits for plan" in cast.explain(f"plan:{taking.key}")[-1]
+    assert cast.exists("w")
+    gate.touch()
+    assert first.result(timeout=60).status == "done"
+    assert second.result(timeout=60).status == "done"
+    assert not cast.exists("w")
+
+
 # ---------------------------------------------------------------- failure
 def test_a_failure_skips_what_needs_it_undoes_in_reverse_and_says_what_ran(
     cast: tc.Session, tmp_path: Path

@@ -381,7 +381,8 @@ class PlanRun(Future):  # type: ignore[type-arg]
             deadline_s=left_s,
             poll=ddl == 0,
         )
-        state = await self._core.ask(request, PlanState, deadline(60.0))
+        patience = deadline(left_s + 60.0)
+        state = await self._core.ask(request, PlanState, patience)
         if state.started:
             spec = PlanSpec.from_json(state.spec)
             await carry_on(self._core, spec, state.payloads, state)
@@ -436,9 +437,10 @@ async def open_run(
     if number is not None and not (type(number) is int and number > 0):
         message = f"concurrency must be a positive whole number, not {concurrency!r}"
         raise InvalidArgument(message)
-    state = await core.ask(
-        opening(core, spec, payloads, key), PlanState, deadline(60.0)
-    )
+    request = opening(core, spec, payloads, key)
+    # It may have to wait for another plan: until its own deadline, then it is told.
+    patience = deadline(request.deadline_s + 60.0)
+    state = await core.ask(request, PlanState, patience)
     if state.started:
         await carry_on(core, spec, payloads, state, concurrency=concurrency, tell=tell)
     return state

@@ -19,7 +19,7 @@ import time
 from typing import Any, Final
 
 import msgspec
-from distributed import get_worker
+from distributed import get_worker, secede
 from distributed.protocol.pickle import dumps, loads
 
 from tensorcast_dask.api.connection.deadlines import Deadline, deadline
@@ -60,8 +60,9 @@ _ANSWER_S: Final = 60.0
 # -------------------------------------------------------------------- tasks
 def open_run(request: OpenPlan) -> Ticket:
     """Open the run of a plan that Dask was handed as a collection, or find it."""
+    secede()  # type: ignore[no-untyped-call]  # it may wait for another plan, whose steps need the place
     core = current_session()._core  # noqa: SLF001 - the worker's own session
-    limit = deadline(_ANSWER_S)
+    limit = deadline(request.deadline_s + _ANSWER_S)
     request = msgspec.structs.replace(request, rid=core.link.next_rid())
     state = core.bridge(core.ask, request, PlanState, limit)
     return Ticket(state.key, state.run)

@@ -4,7 +4,7 @@ It owns no rule of its own: it puts the parts together, hands each event to the 
 it concerns, and sees to it that every request is answered. Parts know the parts that they
 were given, downwards only:
 
-    catalog > requests | links > reads > explaining | admission > policies > policy_views > observed | quotas > signals > readings > bandwidths | loads | usage > plans > effects > runs | changes > imports > relocations > endings > sessions > creations > spreads
+    catalog > requests | links > reads > explaining | admission > policies > policy_views > observed | quotas > signals > readings > bandwidths | loads | usage > plans > claims | effects > runs | changes > imports > relocations > endings > sessions > creations > spreads
             > moves > inventories | instances > tasks | leaving > replicas > holders | pins > nodes | names > numbers
             > operations > outcomes | stories | timers | outbox > records | events
 """
@@ -354,6 +354,8 @@ class Catalog:
             "instances": len(self.instances),
             "plans": len(self.plans),
             "plans_kept": self.plans.kept,
+            "plans_waiting": self.plans.claims.waiting,
+            "plan_claims": len(self.plans.claims),
             "watchers": len(self.observed.signals),
             "decisions": len(self.policies),
             "outcome_sessions": sessions,

@@ -10,26 +10,26 @@ Rules:
 3. A step ends once: the first outcome counts. Its effects are forgotten then, not before.
 4. A run's number fences it: what steps of an earlier run, or of one that is over, ask for is
    refused as stale.
-5. A run that is to stop (deadline, cancel) begins no further step but those that undo, which
+5. A run begins when no other one that is under way would undo its work (`claims`).
+6. A run that is to stop (deadline, cancel) begins no further step but those that undo, which
    get `UNDO_S`. One that nobody carries on is interrupted, and can be resumed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Final
 
 from tensorcast_dask.exceptions import (
-    CatalogUnavailable,
     DeadlineExceeded,
     Mismatch,
-    NotFound,
     PlanFailed,
     StaleOwner,
     TensorCastError,
-    Unknown,
 )
 from tensorcast_dask.scheduler_plugin.state.checks import check_seconds
+from tensorcast_dask.scheduler_plugin.state.claims import Claims, Works, works_of
 from tensorcast_dask.scheduler_plugin.state.effects import Effects
 from tensorcast_dask.scheduler_plugin.state.events import Row
 from tensorcast_dask.scheduler_plugin.state.ground import Ground
@@ -38,14 +38,18 @@ from tensorcast_dask.scheduler_plugin.state.runs import (
     PlanRow,
     Run,
     StepRow,
+    begun_before,
     bind,
     bounded,
+    check_journal,
     check_plan,
+    found_run,
     not_begun,
     progress_of,
     row_of,
     run_of,
     state_of,
+    step_at,
     step_row,
     to_do_again,
     verdict,
@@ -61,6 +65,7 @@ from tensorcast_dask.tensors.messages import (
     PlanAsked,
     ResumePlan,
     RunStatus,
+    SessionRequest,
     StepEffect,
     StepOutcome,
     StepState,
@@ -101,6 +106,7 @@ class Plans:
         self._names = ground.names
         self._ttl_s = ttl_s
         self.runs: dict[str, Run] = {}
+        self.claims = Claims(ground)
         #: Gives the number of the signals' last change.
         self.mark: Callable[[], int] = lambda: 0
         #: Gives the signals that changed since a number.
@@ -136,8 +142,8 @@ class Plans:
         return waits_of(run)
 
     # ------------------------------------------------------------ runs
-    def open(self, caller: Caller, ask: OpenPlan) -> None:
-        """Open a run, or find it (rule 1)."""
+    def open(self, caller: Caller, ask: OpenPlan, *, until_s: float = 0.0) -> None:
+        """Open a run, or find it (rule 1); with an instant, one that has waited for its turn."""
         known = self.runs.get(ask.key)
         if known is not None:
             if known.digest != ask.digest:
@@ -150,6 +156,12 @@ class Plans:
             return
         self._writes()
         spec = check_plan(ask)
+        works, unsaid = works_of(spec.steps, self._names)
+        until_s = until_s or self._turn(
+            caller, ask, works, lambda at_s: self.open(caller, ask, until_s=at_s)
+        )
+        if not until_s:
+            return
         life = self._names.numbers.mint()
         run = self.runs[ask.key] = Run(
             key=ask.key,
@@ -159,11 +171,13 @@ class Plans:
             spec=spec,
             raw=ask.spec,
             payloads=dict(ask.payloads),
-            until_s=self._until_s(ask.deadline_s, poll=ask.poll),
+            until_s=until_s,
             poll=ask.poll,
             report=ask.report,
             steps={one.name: one for one in spec.steps},
+            unsaid=unsaid,
         )
+        self.claims.take(run.key, works)
         run.since = self.mark()
         self._outbox.persist(row_of(run, now_s=self._outbox.now_s))
         self._note(run, "submit: {} steps by {}", len(run.steps), run.spec.context.id)
@@ -172,13 +186,26 @@ class Plans:
         self._begin_time(run)
         self._tell(caller, run, started=True)
 
-    def _until_s(self, deadline_s: float, *, poll: bool) -> float:
-        given_s = check_seconds(deadline_s, what="deadline_s")
-        return self._outbox.now_s + (max(given_s, POLL_S) if poll else given_s)
+    def _turn(
+        self,
+        caller: Caller,
+        ask: OpenPlan | ResumePlan,
+        works: Works,
+        begin: Callable[[float], None],
+    ) -> float:
+        """Give until when a run may take; 0 where it waits for its turn (rule 5)."""
+        given_s = check_seconds(ask.deadline_s, what="deadline_s")
+        now_s = self._outbox.now_s
+        until_s = now_s + (max(given_s, POLL_S) if ask.poll else given_s)
+        latest_s = now_s if ask.poll else until_s
+        waits = self.claims.wait(
+            ask.key, works, caller, partial(begin, until_s), until_s=latest_s
+        )
+        return 0.0 if waits else until_s
 
     def asked(self, caller: Caller, ask: PlanAsked) -> None:
         """Tell how a run stands, now or at its end."""
-        run = self._found(ask.key)
+        run = found_run(self.runs, ask.key, ttl_s=self._ttl_s)
         wait_s = check_seconds(ask.wait_s, what="wait_s")
         over = run.status is not RunStatus.RUNNING or ask.step in run.outcomes
         if over or not wait_s:
@@ -192,15 +219,21 @@ class Plans:
 
         self._timers.at(self._outbox.now_s + wait_s, enough)
 
-    def resume(self, caller: Caller, ask: ResumePlan) -> None:
+    def resume(self, caller: Caller, ask: ResumePlan, *, until_s: float = 0.0) -> None:
         """Go on where a run stopped; what is done, and was not undone, stays."""
-        run = self._found(ask.key)
+        run = found_run(self.runs, ask.key, ttl_s=self._ttl_s)
         over = run.status not in {RunStatus.RUNNING, RunStatus.DONE}
         if not over or run.run != ask.run:
             self._tell(caller, run, whole=True)
             return
         self._writes()
-        until_s = self._until_s(ask.deadline_s, poll=ask.poll)
+        works, run.unsaid = works_of(run.spec.steps, self._names)
+        until_s = until_s or self._turn(
+            caller, ask, works, lambda at_s: self.resume(caller, ask, until_s=at_s)
+        )
+        if not until_s:
+            return
+        self.claims.take(run.key, works)
         for name in to_do_again(run):
             run.call_again(name)
             run.note(name, None)
@@ -218,7 +251,7 @@ class Plans:
 
     def end(self, caller: Caller, ask: EndPlan) -> None:
         """Take the word that a run is over, or stop it."""
-        run = self._found(ask.key)
+        run = found_run(self.runs, ask.key, ttl_s=self._ttl_s)
         other = run.run != ask.run and not (ask.cancel and not ask.run)
         if run.status is not RunStatus.RUNNING or other:
             self._tell(caller, run)
@@ -248,7 +281,7 @@ class Plans:
     # ------------------------------------------------------------ steps
     def begin(self, caller: Caller, ask: BeginStep) -> None:
         """Let a step run, or say what it has come to."""
-        run, step = self._at(ask.key, ask.run, ask.step)
+        run, step = step_at(self.runs, ask.key, ask.run, ask.step)
         known = run.outcomes.get(step.name)
         if known is not None:
             self._say(caller, StepState(outcome=known))
@@ -258,13 +291,7 @@ class Plans:
             self._settle(caller, run, step, passed_over)
             return
         if step.once and not self._begun_first(run, step):
-            message = (
-                f"step {step.name!r} was begun before and nobody knows how it ended; look, "
-                "then decide: it is marked once, so it is not begun again"
-            )
-            fault = Fault.of(Unknown(message))
-            outcome = StepOutcome(status=StepStatus.FAILED, fault=fault)
-            self._settle(caller, run, step, outcome)
+            self._settle(caller, run, step, begun_before(step))
             return
         since, again = 0, False
         if ask.attachment:
@@ -297,20 +324,25 @@ class Plans:
         self._outbox.persist(row_of(run, now_s=self._outbox.now_s))
         return True
 
-    def effect(self, caller: Caller, ask: StepEffect) -> Caller | None:
+    def effect(
+        self, caller: Caller, ask: StepEffect, change: SessionRequest
+    ) -> Caller | None:
         """Say under which name a change is to be made; None when it is answered (rule 2)."""
-        run, step = self._at(ask.key, ask.run, ask.step)
+        run, step = step_at(self.runs, ask.key, ask.run, ask.step)
         if step.name in run.outcomes:
             message = f"step {step.name!r} has ended; its outcome is recorded"
             raise StaleOwner(message)
         if run.stopping is not None and not step.compensates:
             raise run.stopping.error()
         self._writes()
+        if step.name in run.unsaid:
+            generation = Generation(getattr(change, "generation", 0))
+            self.claims.take_late(run.key, step, self._names.versions.get(generation))
         return self._effects.ask(caller, run, ask)
 
     def ended(self, caller: Caller, ask: EndStep) -> None:
         """Record how a step ended; the first outcome counts (rule 3)."""
-        run, step = self._at(ask.key, ask.run, ask.step)
+        run, step = step_at(self.runs, ask.key, ask.run, ask.step)
         known = run.outcomes.get(step.name)
         if known is None:
             self._writes()
@@ -354,7 +386,7 @@ class Plans:
         run.timer = self._timers.at(run.until_s, act)
 
     def _stop(self, run: Run, why: Fault) -> None:
-        """Begin no further step; undoing has a moment of its own (rule 5)."""
+        """Begin no further step; undoing has a moment of its own (rule 6)."""
         if run.stopping is not None:
             return
         run.stopping = why
@@ -389,6 +421,7 @@ class Plans:
         for caller, _ in waiting.values():
             self._tell(caller, run)
         self._forget_later(run)
+        self.claims.release(run.key)
 
     def _forget_later(self, run: Run) -> None:
         number = run.run
@@ -407,33 +440,7 @@ class Plans:
 
     # ------------------------------------------------------------ small parts
     def _writes(self) -> None:
-        if self._outbox.stalled:
-            message = (
-                f"the journal cannot write ({self._outbox.stalled}), so no plan goes on; "
-                "try again when it is back"
-            )
-            raise CatalogUnavailable(message)
-
-    def _found(self, key: str) -> Run:
-        run = self.runs.get(key)
-        if run is None:
-            message = (
-                f"no plan has the key {key!r}: it was never run here, or ended more than "
-                f"{self._ttl_s:.0f} s ago"
-            )
-            raise NotFound(message)
-        return run
-
-    def _at(self, key: str, number: int, name: str) -> tuple[Run, Step]:
-        run = self.runs.get(key)
-        if run is None or run.run != number or run.status is not RunStatus.RUNNING:
-            message = f"this run of plan {key!r} is over; its steps change nothing more"
-            raise StaleOwner(message)
-        step = run.steps.get(name)
-        if step is None:
-            message = f"plan {key!r} has no step {name!r}"
-            raise NotFound(message)
-        return run, step
+        check_journal(self._outbox.stalled)
 
     def _say(self, caller: Caller, value: object, *, after: int = 0) -> None:
         self._outbox.reply(caller.session, caller.rid, value, after=after)  # type: ignore[arg-type]
@@ -472,6 +479,8 @@ class Plans:
             run = run_of(row, spec, now_s=self._outbox.now_s)
             self.runs[row.key] = run
             if run.status is RunStatus.RUNNING:
+                works, run.unsaid = works_of(spec.steps, self._names)
+                self.claims.take(run.key, works)
                 self._begin_time(run)
             else:
                 self._forget_later(run)

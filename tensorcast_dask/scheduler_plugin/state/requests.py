@@ -338,7 +338,7 @@ class Requests:
         if isinstance(request, _NO_EFFECTS):
             message = f"a step of a plan cannot ask for {type(request).__name__}"
             raise Unimplemented(message)
-        own = self._parts.plans.effect(caller, ask)
+        own = self._parts.plans.effect(caller, ask, request)
         if own is None:
             return
         try:

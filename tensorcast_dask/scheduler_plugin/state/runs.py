@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
 
-from tensorcast_dask.exceptions import InvalidArgument, Mismatch, PlanFailed, Unknown
+from tensorcast_dask.exceptions import (
+    CatalogUnavailable,
+    InvalidArgument,
+    Mismatch,
+    NotFound,
+    PlanFailed,
+    StaleOwner,
+    Unknown,
+)
 from tensorcast_dask.scheduler_plugin.state.checks import check_name
 from tensorcast_dask.scheduler_plugin.state.events import Row
 from tensorcast_dask.scheduler_plugin.state.operations import Caller
@@ -35,15 +44,19 @@ __all__ = [
     "PlanRow",
     "Run",
     "StepRow",
+    "begun_before",
     "bind",
     "bounded",
+    "check_journal",
     "check_plan",
     "failure_of",
+    "found_run",
     "not_begun",
     "progress_of",
     "row_of",
     "run_of",
     "state_of",
+    "step_at",
     "step_row",
     "to_do_again",
     "verdict",
@@ -108,6 +121,8 @@ class Run:
     steps: dict[str, Step] = field(default_factory=dict)
     outcomes: dict[str, StepOutcome] = field(default_factory=dict)
     begun: dict[str, None] = field(default_factory=dict)
+    #: Steps whose artifact is known only when they run.
+    unsaid: frozenset[str] = frozenset()
     #: Calls of instances: the life that each went to, and the run in which it did.
     called: dict[str, tuple[str, int]] = field(default_factory=dict)
     timer: Timer | None = None
@@ -200,6 +215,71 @@ def check_plan(ask: OpenPlan) -> PlanSpec:
         message = "the plan and its digest do not fit; use one release everywhere"
         raise Mismatch(message)
     return spec
+
+
+def check_journal(stalled: str) -> None:
+    """Refuse to go on while nothing can be written down.
+
+    Raises
+    ------
+    CatalogUnavailable
+        Saying what is in the way.
+    """
+    if stalled:
+        message = (
+            f"the journal cannot write ({stalled}), so no plan goes on; "
+            "try again when it is back"
+        )
+        raise CatalogUnavailable(message)
+
+
+def begun_before(step: Step) -> StepOutcome:
+    """Give what a step that is marked once comes to when it would be begun again."""
+    message = (
+        f"step {step.name!r} was begun before and nobody knows how it ended; look, "
+        "then decide: it is marked once, so it is not begun again"
+    )
+    fault = Fault.of(Unknown(message))
+    return StepOutcome(status=StepStatus.FAILED, fault=fault)
+
+
+def found_run(runs: Mapping[str, Run], key: str, *, ttl_s: float) -> Run:
+    """Find a run.
+
+    Raises
+    ------
+    NotFound
+        When there is none; `ttl_s` says how long one is kept.
+    """
+    run = runs.get(key)
+    if run is None:
+        message = (
+            f"no plan has the key {key!r}: it was never run here, or ended more than "
+            f"{ttl_s:.0f} s ago"
+        )
+        raise NotFound(message)
+    return run
+
+
+def step_at(
+    runs: Mapping[str, Run], key: str, number: int, name: str
+) -> tuple[Run, Step]:
+    """Find a step of a run that is under way.
+
+    Raises
+    ------
+    StaleOwner, NotFound
+        When that run is over, or has no such step.
+    """
+    run = runs.get(key)
+    if run is None or run.run != number or run.status is not RunStatus.RUNNING:
+        message = f"this run of plan {key!r} is over; its steps change nothing more"
+        raise StaleOwner(message)
+    step = run.steps.get(name)
+    if step is None:
+        message = f"plan {key!r} has no step {name!r}"
+        raise NotFound(message)
+    return run, step
 
 
 def not_begun(run: Run, step: Step) -> StepOutcome | None:
