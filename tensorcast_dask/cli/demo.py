@@ -5,6 +5,7 @@ Each step is checked before the next; a check that fails ends the demo with an e
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import logging
 import os
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from tensorcast_dask.cli.output import show_json
 from tensorcast_dask.exceptions import Mismatch, NotFound, PeerLost
 from tensorcast_dask.tensors.quantities import human_bytes
 
@@ -93,8 +95,17 @@ def _until(what: Callable[[], Any], promise: str) -> Any:
     raise PeerLost(message)
 
 
-def demo(model: Path | None) -> None:
-    """Run all steps."""
+def demo(model: Path | None, *, as_json: bool = False) -> None:
+    """Run all steps; with JSON they are told on standard error, and the sum of it is the value."""
+    if not as_json:
+        _demo(model)
+        return
+    with contextlib.redirect_stdout(sys.stderr):
+        seconds = _demo(model)
+    show_json({"steps": len(_STEPS), "seconds": seconds})
+
+
+def _demo(model: Path | None) -> float:
     from tensorcast_dask.api.cluster import LocalCluster
     from tensorcast_dask.api.connect import connect
 
@@ -110,7 +121,9 @@ def demo(model: Path | None) -> None:
             _until(lambda: len(cast.workers()) == 2, "both nodes are listed")
             for step in _STEPS:
                 step(cast, path)
-    click.echo(f"\nall of it in {time.perf_counter() - start_s:.1f} s")
+    seconds = time.perf_counter() - start_s
+    click.echo(f"\nall of it in {seconds:.1f} s")
+    return seconds
 
 
 def _import_model(cast: Session, path: Path) -> None:

@@ -152,8 +152,9 @@ def doctor(as_json: bool) -> None:
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="A safetensors file.",
 )
-def demo(model: Path | None) -> None:
+@options.as_json
+def demo(model: Path | None, as_json: bool) -> None:
     """Show the main job on a real model, start to end."""
     from tensorcast_dask.cli.demo import demo as show_all
 
-    run(lambda: show_all(model))
+    run(lambda: show_all(model, as_json=as_json))

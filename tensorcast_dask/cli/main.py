@@ -7,7 +7,7 @@ from typing import Final
 import click
 
 import tensorcast_dask
-from tensorcast_dask.cli import artifacts, machines
+from tensorcast_dask.cli import artifacts, machines, moves, plans, seeing, tools
 
 __all__ = ["main"]
 
@@ -30,6 +30,16 @@ _COMMANDS: Final = (
     artifacts.sql,
     artifacts.nodes,
     artifacts.instances,
+    moves.cp,
+    moves.mv,
+    moves.drain,
+    plans.plan,
+    seeing.top,
+    seeing.watch,
+    seeing.story,
+    tools.bench,
+    tools.debug,
+    tools.completion,
 )
 
 

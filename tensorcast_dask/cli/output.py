@@ -3,7 +3,8 @@
 Rules:
 
 1. Results go to standard output, everything else to standard error.
-2. With `--json` standard output carries one JSON value and nothing else.
+2. With `--json` standard output carries one JSON value and nothing else; of a command that goes
+   on, one a line.
 3. Exit status: 0 done, 1 the service refused (the error's kind stands first on standard
    error), 2 wrong usage, 3 the service could not be reached in time, 130 interrupted.
 4. JSON has every field, set or not; bytes are hexadecimal text, what is not finite is null.
@@ -28,7 +29,7 @@ from tensorcast_dask.exceptions import ReachError, TensorCastError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-__all__ = ["run", "show_json", "show_table", "success"]
+__all__ = ["plain", "run", "show_json", "show_table", "success"]
 
 _PIPE_COLUMNS: Final = 10_000
 _INTERRUPTED: Final = 130
@@ -36,35 +37,35 @@ _INTERRUPTED: Final = 130
 _EXACT: Final = (1 << 53) - 1
 
 
-def _plain(value: Any, name: str = "") -> Any:
+def plain(value: Any, name: str = "") -> Any:
     """Give what JSON can say (rule 4)."""
-    plain = value
+    said = value
     match value:
         case msgspec.Struct():
             fields = value.__struct_fields__
-            plain = {field: _plain(getattr(value, field), field) for field in fields}
+            said = {field: plain(getattr(value, field), field) for field in fields}
         case dict():
-            plain = {str(key): _plain(each, str(key)) for key, each in value.items()}
+            said = {str(key): plain(each, str(key)) for key, each in value.items()}
         case list() | tuple():
-            plain = [_plain(each, name) for each in value]
+            said = [plain(each, name) for each in value]
         case bytes():
-            plain = value.hex()
+            said = value.hex()
         case bool() | None:
             pass
         case int() if name.endswith("generation") or abs(value) > _EXACT:
-            plain = str(value)
+            said = str(value)
         case float() if not math.isfinite(value):
-            plain = None
+            said = None
         case int() | float():
             pass
         case _:
-            plain = str(value)
-    return plain
+            said = str(value)
+    return said
 
 
 def show_json(value: Any) -> None:
     """Print one JSON value."""
-    click.echo(json.dumps(_plain(value), sort_keys=True))
+    click.echo(json.dumps(plain(value), sort_keys=True))
 
 
 def show_table(

@@ -14,7 +14,8 @@ import tensorcast_dask as tc
 from tensorcast_dask.deploy import about, install
 from tensorcast_dask.exceptions import CatalogUnavailable, TensorCastError
 from tensorcast_dask.tensors.messages import NodeCard
-from tests.kit.clusters import Cluster
+from tests.kit.clusters import Cluster, free_port
+from tests.kit.curl import Curl
 from tests.kit.eventually import eventually, never
 from tests.kit.loops import on_loop
 
@@ -166,14 +167,23 @@ def certificates(folder: Path) -> dict[str, str]:
     return paths
 
 
-def test_with_dasks_security_links_and_data_ports_are_encrypted(folder: Path) -> None:
+def test_with_dasks_security_links_data_ports_and_gateways_are_encrypted(
+    folder: Path,
+) -> None:
     with Cluster(folder, SETTINGS, tls=certificates(folder)) as cluster:
         cluster.start_scheduler()
-        cluster.start_worker(name="a")
+        port = free_port()
+        cluster.start_worker(name="a", env={"TENSORCAST_NODE__HTTP_PORTS": str(port)})
         (node,) = cluster.wait_for_nodes(1, attended=1)
         assert node.card.tls
         with pytest.raises(TensorCastError):
             _say_hello_in_plain(node.card)
+        (token,) = cluster.run_dir.glob("*/http.token")
+        curl = Curl(f"https://127.0.0.1:{port}", token.read_text().strip(), folder)
+        # The gateway begins a moment after the node can be used.
+        retried = ("-k", "--retry", "9", "--retry-connrefused", "--retry-delay", "1")
+        (shown,) = curl("/v1/nodes", *retried, token=True).json["nodes"]
+        assert shown["name"] == "a"
 
 
 def test_with_tls_bytes_go_between_hosts_and_to_a_program(

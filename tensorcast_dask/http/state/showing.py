@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Final
 
 import msgspec
@@ -18,6 +17,7 @@ from tensorcast_dask.tensors.messages import (
     NodeCard,
     NodeState,
 )
+from tensorcast_dask.tensors.secrets import labels_shown
 from tensorcast_dask.tensors.signals import Reading, Signal
 from tensorcast_dask.tensors.specs import TensorSpec
 
@@ -25,7 +25,6 @@ __all__ = [
     "artifact",
     "cursor_of",
     "instance",
-    "labels_shown",
     "node",
     "plain",
     "plan_listed",
@@ -35,21 +34,9 @@ __all__ = [
     "value",
 ]
 
-_SECRET: Final = re.compile(
-    r"secret|token|passw|credential|api[-_.]?key|private[-_.]?key", re.IGNORECASE
-)
-HIDDEN: Final = "(not shown)"
 #: The largest integer up to which a double holds all of them.
 _EXACT: Final = (1 << 53) - 1
 _COUNTED: Final = ("steps", "done", "failed", "skipped", "cancelled")
-
-
-def labels_shown(labels: Mapping[str, str]) -> dict[str, str]:
-    """Give labels without the values of those that are secrets by their names."""
-    return {
-        name: HIDDEN if _SECRET.search(name) else value
-        for name, value in labels.items()
-    }
 
 
 def plain(value: Reading) -> Reading:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import pty
 import signal
 import socket
 import subprocess
 import sys
+import termios
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -223,6 +226,37 @@ def test_getting_onto_a_folder_that_is_not_there_is_refused(
     assert f"no folder {tmp_path / 'no' / 'such'}" in err
     assert err.count("\n") <= 3
     up("rm", "refused/get")
+
+
+def test_top_fills_the_screen_until_it_is_interrupted(up: Commands) -> None:
+    screen, terminal = pty.openpty()
+    termios.tcsetwinsize(terminal, (40, 120))
+    words = [sys.executable, "-m", "tensorcast_dask.cli", "top", "-e", "0.1"]
+    env = up.env | {"TERM": "xterm-256color"}
+    process = subprocess.Popen(
+        words, env=env, cwd=up.folder, stdin=terminal, stdout=terminal, stderr=terminal
+    )
+    os.close(terminal)
+    shown = b""
+    os.set_blocking(screen, False)
+
+    def seen(what: bytes) -> bool:
+        nonlocal shown
+        with contextlib.suppress(BlockingIOError, OSError):  # nothing yet; the end
+            while more := os.read(screen, 1 << 16):
+                shown += more
+        return what in shown
+
+    try:
+        eventually(lambda: seen(b"nodes 2"), within_s=40, what="the first picture")
+        assert b"\x1b[?1049h" in shown  # a screen of its own
+        process.send_signal(signal.SIGINT)
+        eventually(lambda: seen(b"\x1b[?1049l"), within_s=20, what="the old screen")
+        assert process.wait(20) == 130
+    finally:
+        process.kill()
+        process.wait()
+        os.close(screen)
 
 
 # ------------------------------------------------------------------ without a cluster

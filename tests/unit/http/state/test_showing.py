@@ -8,7 +8,6 @@ import msgspec
 import pytest
 
 from tensorcast_dask.http.state import showing
-from tensorcast_dask.http.state.showing import HIDDEN
 from tensorcast_dask.tensors.dtypes import dtype
 from tensorcast_dask.tensors.ids import (
     ArtifactId,
@@ -30,6 +29,7 @@ from tensorcast_dask.tensors.messages import (
     Tier,
     TierUse,
 )
+from tensorcast_dask.tensors.secrets import HIDDEN
 from tensorcast_dask.tensors.signals import Signal
 from tensorcast_dask.tensors.specs import TensorSpec
 
@@ -60,18 +60,6 @@ def info(number: int = 1, **facts: object) -> ArtifactInfo:
         }
         | facts
     )
-
-
-def test_a_label_that_is_a_secret_by_its_name_is_not_shown() -> None:
-    assert showing.labels_shown(
-        {"team": "a", "hf-token": "x", "Secret": "x", "private.key": "x", "monkey": "b"}
-    ) == {
-        "team": "a",
-        "hf-token": HIDDEN,
-        "Secret": HIDDEN,
-        "private.key": HIDDEN,
-        "monkey": "b",
-    }
 
 
 def test_no_answer_has_a_secret_label_a_socket_or_a_process() -> None:

@@ -1,0 +1,174 @@
+"""The operator's commands, on a cluster in this process."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tensorcast_dask as tc
+from tests.kit.commands import Commands
+from tests.kit.local import local_cluster
+
+pytestmark = pytest.mark.timeout(240)  # for hangs, not for busy machines
+
+
+class Operator(Commands):
+    """Commands that name the cluster, and a session beside them."""
+
+    cast: tc.Session
+    address: str
+
+    def __call__(self, *words: str, status: int = 0) -> tuple[str, str]:
+        return super().__call__(*words, "-s", self.address, status=status)
+
+
+@pytest.fixture(scope="module")
+def operator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
+    made = Operator(tmp_path_factory.mktemp("c"))
+    with (
+        # On one host a drain would hand the memory over, however full the other is.
+        local_cluster(
+            made.run_dir, n_workers=2, settings={"separate-hosts": True}
+        ) as cluster,
+        tc.connect(cluster.scheduler_address) as cast,
+    ):
+        made.cast, made.address = cast, cluster.scheduler_address
+        yield made
+
+
+def nodes_of(operator: Operator, name: str) -> list[str]:
+    return sorted(at.card.name for at in operator.cast.locations(name))
+
+
+def test_copies_go_where_they_are_sent(operator: Operator) -> None:
+    first = operator.cast.workers()[0]
+    operator.cast.put(np.zeros(1000), "moved", worker=first)
+    assert "moved: on 1 (host)" in operator("cp", "moved", "1")[1]
+    assert nodes_of(operator, "moved") == ["0", "1"]
+    assert "--from" in operator("mv", "moved", "1", status=1)[1]
+    operator("mv", "moved", "1", "--from", "0")
+    assert nodes_of(operator, "moved") == ["1"]
+    assert operator.json("mv", "moved", "0")["location"]["card"]["name"] == "0"
+    assert nodes_of(operator, "moved") == ["0"]
+    assert "no node 'nope'" in operator("cp", "moved", "nope", status=1)[1]
+    operator.cast.destroy("moved")
+
+
+def test_draining_shows_its_receipt_and_fails_where_something_stayed(
+    operator: Operator,
+) -> None:
+    first, _ = operator.cast.workers()
+    held = operator.cast.put(np.zeros(1000), "drained", worker=first)
+    out, err = operator("drain", "0", "--keep")
+    assert "drained v1" in out
+    assert "1 moved" in err
+    assert "1" in nodes_of(operator, "drained")
+    operator.cast.destroy("drained")
+    # What is larger than all room elsewhere has to stay.
+    large = operator.cast.put(np.zeros(40 << 20, np.uint8), "large", worker=first)
+    other = operator.cast.put(np.zeros(40 << 20, np.uint8), "other", worker="1")
+    receipt = json.loads(operator("drain", "0", "--keep", "--json", status=1)[0])
+    assert [generation for generation, _ in receipt["stayed"]] == [
+        str(large.generation)
+    ]
+    for one in (held, large, other):
+        operator.cast.destroy(one)
+
+
+def test_a_plan_is_run_listed_shown_and_cancelled(
+    operator: Operator, tmp_path: Path
+) -> None:
+    operator.cast.put(np.zeros(3), "planned")
+    step = {
+        "name": "live",
+        "kind": "publish",
+        "target": {"is": "name", "id": "planned"},
+    }
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps({"steps": [step]}))
+    assert operator.json("plan", "run", str(path), "--dry-run")["refusals"] == {}
+    ran = operator.json("plan", "run", str(path), "-k", "by-hand", "--ddl", "60")
+    assert (ran["key"], ran["status"]) == ("by-hand", "done")
+    assert operator.json("plan", "run", str(path), "-k", "by-hand") == ran
+    (listed,) = operator.json("plan", "ls", "by-")
+    assert (listed["key"], listed["done"]) == ("by-hand", 1)
+    assert operator.json("plan", "show", "by-hand", "--wait") == ran
+    assert operator.json("plan", "cancel", "by-hand")["status"] == "done"
+    step["target"] = {"is": "name", "id": "nobody made this"}
+    path.write_text(json.dumps({"steps": [step]}))
+    out, err = operator("plan", "run", str(path), status=1)
+    assert "NotFound" in out
+    assert "step 'live' failed" in err
+    path.write_text("{")
+    assert "no plan" in operator("plan", "run", str(path), status=1)[1]
+    assert "NotFound" in operator("plan", "show", "none", status=1)[1]
+    operator.cast.destroy("planned")
+
+
+def test_what_happened_is_watched_and_told(operator: Operator) -> None:
+    made = operator.cast.put(np.zeros(1000), "told")
+    made.publish()
+    told = "\n".join(one["what"] for one in operator.json("story", "told"))
+    assert (
+        told.index("committed")
+        < told.index("event/published")
+        < told.rindex("is published")
+    )
+    operator.cast.destroy("told")
+    assert "event/destroyed" in operator("story", "told")[0]
+    assert "NotFound" in operator("story", "nobody made this", status=1)[1]
+    lines = operator("watch", "node/", "--seconds", "0.2", "--json")[0].splitlines()
+    assert {json.loads(line)["name"].split("/")[0] for line in lines} == {"node"}
+    assert "capacity_bytes=" in operator("watch", "node/", "--seconds", "0.2")[0]
+
+
+def test_one_picture_is_shown_where_there_is_no_terminal(operator: Operator) -> None:
+    operator.cast.put(np.zeros(1000), "pictured")
+    shown = operator("top")[0]
+    assert "pictured" in shown
+    assert "nodes 2" in shown
+    frame = operator.json("top")
+    assert "pictured" in [row[0] for row in frame["artifacts"]["rows"]]
+    operator.cast.destroy("pictured")
+
+
+def test_a_benchmark_leaves_nothing_behind(operator: Operator) -> None:
+    before = operator.cast.debug_state()["catalog"]
+    figures = operator.json("bench", "--size", "1 MiB", "-r", "1")
+    assert [one["bytes"] for one in figures if one["what"] == "put"] == [1 << 20]
+    assert all(one["seconds"] > 0 for one in figures)
+    after = operator.cast.debug_state()["catalog"]
+    assert (after["artifacts"], after["pins"]) == (before["artifacts"], before["pins"])
+    assert "'1 parsec'" in operator("bench", "--size", "1 parsec", status=2)[1]
+
+
+def test_a_bundle_has_what_helps_and_no_secret(
+    operator: Operator, tmp_path: Path
+) -> None:
+    operator.cast.put(
+        np.zeros(3), "bundled", labels={"hf-token": "hunter2", "team": "a"}
+    )
+    path = tmp_path / "bundle.zip"
+    made = operator.json("debug", "bundle", str(path))
+    assert path.stat().st_mode & 0o777 == 0o600
+    with zipfile.ZipFile(path) as bundle:
+        assert bundle.namelist() == made["parts"]
+        text = {name: bundle.read(name).decode() for name in bundle.namelist()}
+    whole = "".join(text.values())
+    token = operator.cast._core.link.greeting.token  # type: ignore[union-attr]
+    for hidden in ("hunter2", token.hex(), '"not_there":'):
+        assert hidden not in whole
+    assert '"distributed"' in text["versions.json"]
+    assert "bundled" in text["tables/versions.json"]
+    assert "lease_ttl_s" in text["settings.json"]
+    assert "resident_bytes" in text["state.json"]
+    assert (
+        "no folder"
+        in operator("debug", "bundle", str(tmp_path / "n" / "f"), status=1)[1]
+    )
+    operator.cast.destroy("bundled")

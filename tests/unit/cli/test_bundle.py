@@ -1,0 +1,35 @@
+"""What a debug bundle leaves out."""
+
+from __future__ import annotations
+
+import json
+
+from tensorcast_dask.cli.bundle import scrubbed, spellings
+from tensorcast_dask.dataplane import bearer
+from tensorcast_dask.tensors.secrets import HIDDEN
+
+
+def test_values_that_are_secrets_by_their_names_are_left_out_at_every_depth() -> None:
+    assert scrubbed(
+        {
+            "nodes": [{"labels": {"hf_token": "hunter2", "zone": "a"}}],
+            "TENSORCAST_HTTP__TOKEN_FILE": "hunter2",
+            "tokens": {"used": 7},
+            "facts": json.dumps({"id": "a", "password": "hunter2"}),
+            "text": "{no json",
+        }
+    ) == {
+        "nodes": [{"labels": {"hf_token": HIDDEN, "zone": "a"}}],
+        "TENSORCAST_HTTP__TOKEN_FILE": HIDDEN,
+        "tokens": {"used": 7},
+        "facts": json.dumps({"id": "a", "password": HIDDEN}),
+        "text": "{no json",
+    }
+
+
+def test_the_clusters_token_is_known_in_every_spelling() -> None:
+    token = bytes(range(32))
+    found = spellings(token)
+    assert token.hex() in found
+    assert bearer.derived(token) in found
+    assert all(len(one) > 16 for one in found)
