@@ -23,9 +23,10 @@ $(VENV)/.stamp: $(INPUTS)
 	@.ci/make-venv --python "$(PYTHON)" $(VENV)
 	@touch $@
 
-$(VENV)/.stamp-torch: $(VENV)/.stamp .ci/install-torch .ci/install-ucx constraints-torch.txt
+$(VENV)/.stamp-torch: $(VENV)/.stamp .ci/install-torch .ci/install-ucx .ci/install-chromium constraints-torch.txt
 	@.ci/install-torch $(BIN)/python
 	@.ci/install-ucx $(BIN)/python
+	@.ci/install-chromium
 	@touch $@
 
 # The demo and the examples use the weights in this package and nothing else of it.

@@ -23,7 +23,7 @@ export default (args, counts) => {
   args.wide.right = {value: Math.max(1, nodes[0]) - 0.5};
   args.label.setv({
     angle: {value: leans ? 0.6 : 0}, text_align: {value: leans ? "left" : "center"},
-    x_offset: {value: leans ? 2 : 0},
+    x_offset: {value: leans ? 2 : 0}, y: {value: leans ? -1.25 : -1.4},
   });
   args.before.disabled = page[0] === 0;
   args.after.disabled = page[0] + 1 >= pages[0];

@@ -30,7 +30,7 @@ def draw(board: Board, doc: Document, arguments: dict[str, str]) -> None:  # noq
     )
     limits = view.source("limits", "y", "x", "what")
     figure = look.chart(
-        name="memory", x_range=Range1d(-0.3, 1.3), y_range=Range1d(1, -0.5), frame_width=1180,
+        name="figure-memory", x_range=Range1d(-0.3, 1.3), y_range=Range1d(1, -0.5), frame_width=1180,
         frame_height=30, y_axis_location=None, x_axis_location="above",
     )  # fmt: skip
     figure.ygrid.visible = False

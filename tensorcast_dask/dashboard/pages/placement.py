@@ -155,7 +155,7 @@ def _key() -> Any:
 
 def _figure(view: View, asking: _Asking) -> tuple[Any, dict[str, Any]]:
     figure = look.chart(
-        name="placement", x_range=Range1d(-10, 1), y_range=Range1d(1, -4),
+        name="figure-placement", x_range=Range1d(-10, 1), y_range=Range1d(1, -4),
         frame_width=NAMES + 84, frame_height=HEADS, x_axis_location=None, y_axis_location=None,
     )  # fmt: skip
     figure.grid.visible = False

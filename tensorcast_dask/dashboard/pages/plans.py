@@ -50,7 +50,7 @@ def draw(board: Board, doc: Document, arguments: dict[str, str]) -> None:
 
     runs.selected.on_change("indices", chosen)
     figure = look.chart(
-        name="gantt", x_range=Range1d(-0.3, 1.5), y_range=Range1d(1, -0.5),
+        name="figure-gantt", x_range=Range1d(-0.3, 1.5), y_range=Range1d(1, -0.5),
         frame_width=1180, frame_height=26, y_axis_location=None, x_axis_location="above",
     )  # fmt: skip
     figure.ygrid.visible = False

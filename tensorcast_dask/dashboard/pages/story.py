@@ -33,13 +33,13 @@ def draw(board: Board, doc: Document, arguments: dict[str, str]) -> None:
             "pinned": look.plain("pinned for", 85),
             "labels": look.plain("labels", 320),
         },
-        name="versions",
+        name="table-versions",
         height=170,
     )
     lines = look.table(
         view.source("lines"),
         {"at": look.when("time", 95), "what": look.plain("what happened", 1100)},
-        name="lines",
+        name="table-lines",
         height=380,
     )
     view.begin(

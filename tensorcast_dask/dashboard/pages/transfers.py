@@ -81,7 +81,7 @@ def draw(board: Board, doc: Document, arguments: dict[str, str]) -> None:  # noq
 
 def _matrix(view: View, axis: ColumnDataSource) -> tuple[Any, Any]:
     figure = look.chart(
-        name="matrix", x_range=Range1d(-1, 0.5), y_range=Range1d(0.5, -1), frame_width=60,
+        name="figure-matrix", x_range=Range1d(-1, 0.5), y_range=Range1d(0.5, -1), frame_width=60,
         frame_height=60, x_axis_location=None, y_axis_location=None,
     )  # fmt: skip
     figure.grid.visible = False
@@ -115,7 +115,7 @@ def _matrix(view: View, axis: ColumnDataSource) -> tuple[Any, Any]:
 
 def _sources(view: View) -> Any:
     figure = look.chart(
-        name="sources", x_range=Range1d(-0.36, 1.6), y_range=Range1d(0.5, -0.5), frame_width=620,
+        name="figure-sources", x_range=Range1d(-0.36, 1.6), y_range=Range1d(0.5, -0.5), frame_width=620,
         frame_height=26, y_axis_location=None, x_axis_location="above",
     )  # fmt: skip
     figure.ygrid.visible = False

@@ -70,7 +70,7 @@ class View:
         self.places[name] = look.div(text, kind, name=f"text-{name}", **more)
         return self.places[name]
 
-    def begin(self, *roots: UIElement, figures: list[Any]) -> None:
+    def begin(self, root: UIElement, *, figures: list[Any]) -> None:
         """Show it, and keep it true from now on."""
         self.feed.js_on_change(
             "data",
@@ -78,8 +78,9 @@ class View:
                 "feed", sources=self.sources, places=self.places, counts=self.counts
             ),
         )
-        for root in roots:
-            self._doc.add_root(root)
+        # A browser has the models that its root knows of.
+        root.tags = [self.feed]
+        self._doc.add_root(root)
         self._doc.js_on_event("document_ready", look.script("paint", figures=figures))
         self._doc.add_periodic_callback(self.update, round(EVERY_S * 1000))
 
