@@ -20,8 +20,6 @@ import os
 import threading
 from typing import TYPE_CHECKING, Final
 
-import msgspec
-
 from tensorcast_dask.dataplane.hosts import PidWatch
 from tensorcast_dask.dataplane.server import Peer, Reply
 from tensorcast_dask.exceptions import (
@@ -185,7 +183,7 @@ class Devices:
             for generation in held:
                 core.drop(generation, tier, why=why)
             stock = core.table.tiers[tier]
-            core.table.set_row(_gone(stock.row))
+            core.table.set_row(stock.row.lost())
             for segment in stock.pool.trim(stock.pool.warm_bytes):
                 medium.close(segment)
         self._handles.clear()
@@ -384,13 +382,6 @@ def _rows(request: AttachDevice, host_bytes: int) -> tuple[TierRow, TierRow]:
             over=Tier.HOST,
             device=request.device,
         ),
-    )
-
-
-def _gone(row: TierRow) -> TierRow:
-    """Describe a tier whose device is lost: it holds nothing more."""
-    return msgspec.structs.replace(
-        row, capacity_bytes=0, warm_bytes=0, spill=None, device=""
     )
 
 

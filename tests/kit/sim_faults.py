@@ -36,6 +36,8 @@ class Faults:
     crash_with_amnesia: float = 0.0
     #: The same, but the new one takes the disk folder over.
     crash_with_disk: float = 0.0
+    #: A device process dies with what is on the device, and a new one comes.
+    device_loss: float = 0.0
     #: Dask says that a worker is gone; it lives, or its successor adopts the store later.
     believed_dead: float = 0.0
     #: Clocks of nodes run at 1 +- this.
@@ -78,6 +80,7 @@ ROUGH = Faults(
     duplicate=0.05,
     crash_with_amnesia=0.04,
     crash_with_disk=0.04,
+    device_loss=0.2,
     believed_dead=0.08,
     drift=0.005,
     slow_disk=0.1,

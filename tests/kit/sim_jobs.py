@@ -24,7 +24,9 @@ from tensorcast_dask.exceptions import (
     TensorCastError,
 )
 from tensorcast_dask.store.records import digest_of_index
+from tensorcast_dask.store.state import eviction
 from tensorcast_dask.store.state.replicas import Life, Wanted
+from tensorcast_dask.store.state.tiers import FROM_HOST
 from tensorcast_dask.tensors import messages as m
 from tensorcast_dask.tensors.ids import Generation, NodeId
 from tests.kit.sim_pull import SimPull
@@ -251,55 +253,54 @@ class SimJobs:
             flight.ended.fire()
         return flight.brought
 
-    def _holds(self, generation: Generation, tier: m.Tier) -> bool:
-        replica = self.store.table.replicas.get(generation)
-        copy = None if replica is None else replica.copy(tier)
-        return copy is not None and copy.life is Life.COMMITTED
-
     def _bring(self, job: Job, order: m.DoPull) -> Generator[Wait, bool, Brought]:
-        if self._holds(order.generation, order.tier):
+        if self.store.is_in(order.generation, order.tier):
             return HERE
-        if order.tier is m.Tier.DISK:
-            return (yield from self._to_disk(job, order))
-        if self._holds(order.generation, m.Tier.DISK):
+        if order.tier is m.Tier.HOST:
+            return (yield from self._to_host(job, order))
+        if not self.store.offers(order.tier):
+            message = f"this node has no {order.tier} tier now"
+            raise NotFound(message)
+        if order.tier is m.Tier.DEVICE and self._comes_from_afar(order):
+            return (yield from self._pull(job, order, self._sources(order)))
+        brought = HERE
+        if not self.store.is_in(order.generation, m.Tier.HOST):
+            brought = yield from self._to_host(job, order)
+        self._check(job)
+        yield from self.store.save(order.generation, order.tier)
+        replica = self.store.table.find(order.generation)
+        if brought is not HERE and eviction.backed(replica, m.Tier.HOST):
+            why = f"asked for in {order.tier} only"
+            self.store.drop(order.generation, m.Tier.HOST, why=why)
+        return brought
+
+    def _to_host(self, job: Job, order: m.DoPull) -> Generator[Wait, bool, Brought]:
+        if any(self.store.is_in(order.generation, tier) for tier in FROM_HOST):
             try:
                 yield from self.store.restore(order.generation)
             except TensorCastError:
                 if not order.sources:
                     raise
             else:
-                return order.nbytes, "disk", ()
+                return order.nbytes, "here", ()
         return (yield from self._from_others(job, order))
 
-    def _to_disk(self, job: Job, order: m.DoPull) -> Generator[Wait, bool, Brought]:
-        generation = order.generation
-        if not self.node.disk:
-            message = "this node has no disk tier"
-            raise NotFound(message)
-        brought = HERE
-        if not self._holds(generation, m.Tier.HOST):
-            brought = yield from self._from_others(job, order)
-        if job.cancelled:
-            message = "the task was cancelled"
-            raise DeadlineExceeded(message)
-        yield from self.store.save(generation)
-        if brought is not HERE:
-            self.store.drop(generation, m.Tier.HOST, why="asked for on disk only")
-        return brought
+    def _comes_from_afar(self, order: m.DoPull) -> bool:
+        """Whether all its bytes come from other hosts, and to nobody else here."""
+        here, sources = self.node.card.host, self._sources(order)
+        return (
+            bool(sources)
+            and order.generation not in self.store.table.replicas
+            and (order.generation, m.Tier.HOST) not in self.flights
+            and all(at.card.host != here for at in sources)
+        )
+
+    def _sources(self, order: m.DoPull) -> tuple[m.Location, ...]:
+        return tuple(at for at in order.sources if at.card.node != self.node.node)
 
     def _from_others(self, job: Job, order: m.DoPull) -> Generator[Wait, bool, Brought]:
-        sources = tuple(one for one in order.sources if one.card.node != self.node.node)
-        wanted = Wanted(
-            generation=order.generation,
-            id=order.id,
-            version=order.version,
-            nbytes=order.nbytes,
-            tier=m.Tier.HOST,
-            owner=0,
-            deadline_s=job.until_s,
-            labels=order.labels,
-            published=order.published,
-        )
+        sources = self._sources(order)
+        wanted = self._wanted(job, order, m.Tier.HOST)
         for location in sources:
             if location.card.host == self.node.card.host:
                 shared = yield from self._share(wanted, location)
@@ -308,9 +309,31 @@ class SimJobs:
         if not sources:
             message = f"generation {order.generation} has no source that lives"
             raise PeerLost(message)
+        return (yield from self._pull(job, order, sources, m.Tier.HOST))
+
+    def _wanted(self, job: Job, order: m.DoPull, tier: m.Tier) -> Wanted:
+        return Wanted(
+            generation=order.generation,
+            id=order.id,
+            version=order.version,
+            nbytes=order.nbytes,
+            tier=tier,
+            owner=0,
+            deadline_s=job.until_s,
+            labels=order.labels,
+            published=order.published,
+        )
+
+    def _pull(
+        self,
+        job: Job,
+        order: m.DoPull,
+        sources: tuple[m.Location, ...],
+        tier: m.Tier = m.Tier.DEVICE,
+    ) -> Generator[Wait, bool, Brought]:
         job.pull = SimPull(
             self.node,
-            wanted,
+            self._wanted(job, order, tier),
             sources,
             until_s=job.until_s,
             source_generation=order.source_generation or order.generation,

@@ -56,6 +56,7 @@ class SimNode:
     #: How fast its clock runs.
     rate: float = 1.0
     disk: bool = False
+    device: bool = False
     seen_epoch: int = 0
     workers: int = 0
     link: End | None = None
@@ -80,6 +81,7 @@ class SimNode:
             lease_left_s=self.lease_left_s,
             tell=self.tell,
             disk=self.disk,
+            device=f"EMU-{self.name}" if self.device else "",
             pages=self.world.habits.pages,
             ask_leave=self._ask_leave,
             giving_up=self._giving_up,

@@ -30,7 +30,7 @@ from tensorcast_dask.store.state.replicas import (
     Wanted,
 )
 from tensorcast_dask.store.state.table import Table
-from tensorcast_dask.store.state.tiers import TierRow
+from tensorcast_dask.store.state.tiers import FROM_HOST, TierRow
 from tensorcast_dask.tensors.checksums import encode_sums
 from tensorcast_dask.tensors.dtypes import dtype
 from tensorcast_dask.tensors.ids import Generation, NodeId
@@ -39,10 +39,20 @@ from tensorcast_dask.tensors.specs import Index, TensorSpec
 from tests.kit.sim_faults import Faults
 from tests.kit.sim_timeline import Signal, Wait
 
-__all__ = ["CHUNK_BYTES", "Reading", "SimStore", "index_of", "tier_rows", "values_of"]
+__all__ = [
+    "CHUNK_BYTES",
+    "DEVICE_TIERS",
+    "Reading",
+    "SimStore",
+    "index_of",
+    "tier_rows",
+    "values_of",
+]
 
 CHUNK_BYTES = 4096
 DISK_BYTES = 16 * CHUNK_BYTES
+DEVICE_BYTES = 10 * CHUNK_BYTES
+DEVICE_TIERS = (Tier.DEVICE, Tier.PINNED)
 _ASK_S = 2.0
 
 
@@ -60,10 +70,11 @@ def index_of(nbytes: int) -> tuple[bytes, str]:
     return index.encode(), index.digest()
 
 
-def tier_rows(*, pages: int, disk: bool) -> list[TierRow]:
-    """A small node: so many pages of memory, and sixteen of disk if it has one."""
+def tier_rows(*, pages: int, disk: bool, device: str = "") -> list[TierRow]:
+    """A small node: so many pages of memory, sixteen of disk and ten of a device if it has one."""
     host_bytes = pages * CHUNK_BYTES
-    rows = [
+    rows = device_rows(device, host_bytes) if device else []
+    rows.append(
         TierRow(
             tier=Tier.HOST,
             capacity_bytes=host_bytes,
@@ -72,7 +83,7 @@ def tier_rows(*, pages: int, disk: bool) -> list[TierRow]:
             slab_bytes=2 * CHUNK_BYTES,
             warm_bytes=host_bytes // 4,
         )
-    ]
+    )
     if disk:
         rows.append(
             TierRow(
@@ -80,6 +91,29 @@ def tier_rows(*, pages: int, disk: bool) -> list[TierRow]:
             )
         )
     return rows
+
+
+def device_rows(device: str, host_bytes: int) -> list[TierRow]:
+    """The tiers of a device (`store.devices`)."""
+    return [
+        TierRow(
+            tier=Tier.DEVICE,
+            capacity_bytes=DEVICE_BYTES,
+            charges=False,
+            spill=Tier.HOST,
+            grain_bytes=2 * CHUNK_BYTES,
+            warm_bytes=DEVICE_BYTES // 4,
+            device=device,
+        ),
+        TierRow(
+            tier=Tier.PINNED,
+            capacity_bytes=host_bytes,
+            proof=False,
+            charges=False,
+            over=Tier.HOST,
+            device=device,
+        ),
+    ]
 
 
 @dataclass(eq=False)
@@ -102,6 +136,8 @@ class SimStore:
     tell: Callable[[FromNode], object]
     pages: int = 24
     disk: bool = False
+    #: Name of its device; "" without one.
+    device: str = ""
     #: Asks the catalog for leave to drop; the signal fires when it has answered.
     ask_leave: Callable[[list[Generation]], Signal] = field(default=lambda _: Signal())
     #: Told of each generation that is given up here before it is (never-last-copy).
@@ -117,9 +153,34 @@ class SimStore:
     lent: dict[int, Callable[[], None]] = field(default_factory=dict)
     #: Whose memory a segment really is, where it is another store's.
     origins: dict[int, tuple[SimStore, int]] = field(default_factory=dict)
+    #: Unpins host memory that is marked as pinned, by segment number.
+    pinned: dict[int, Callable[[], None]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.table = Table(tier_rows(pages=self.pages, disk=self.disk))
+        rows = tier_rows(pages=self.pages, disk=self.disk, device=self.device)
+        self.table = Table(rows)
+
+    # -------------------------------------------------------------- the device
+    def offers(self, tier: Tier) -> bool:
+        """Whether a tier is there now."""
+        stock = self.table.tiers.get(tier)
+        return stock is not None and stock.row.capacity_bytes > 0
+
+    def lose_device(self) -> None:
+        """The device process ends, and what is there is lost (`Devices`)."""
+        for tier in DEVICE_TIERS:
+            stock = self.table.tiers[tier]
+            held = [g for g, r in self.table.replicas.items() if r.copy(tier)]
+            for generation in held:
+                self._drop(generation, tier, why="its device is lost", final=False)
+            self.table.set_row(stock.row.lost())
+            for segment in stock.pool.trim(stock.pool.warm_bytes):
+                self._close(tier, segment)
+
+    def find_device(self) -> None:
+        """The device process is started again."""
+        for row in device_rows(self.device, self.pages * CHUNK_BYTES):
+            self.table.set_row(row)
 
     # -------------------------------------------------------------- filling
     def reserve(self, wanted: Wanted) -> Generator[Wait, bool, Filling]:
@@ -170,16 +231,20 @@ class SimStore:
         message = f"{self.name}: no room for {wanted.nbytes} bytes in {wanted.tier}"
         raise CapacityError(message, {"needed": short.needed_bytes})
 
+    def _place(self, copy: Copy) -> tuple[Tier, int]:
+        """Where a copy's bytes lie: a mark's where what it marks does."""
+        return self.table.tiers[copy.tier].row.over or copy.tier, copy.segment
+
     def write(self, copy: Copy, at: int, value: int) -> None:
         """Put one chunk where it belongs."""
-        place = self.memory.setdefault((copy.tier, copy.segment), {})
+        place = self.memory.setdefault(self._place(copy), {})
         values = place.setdefault(copy.offset, [])
         values.extend([0] * (at + 1 - len(values)))
         values[at] = value
 
     def fresh(self, copy: Copy) -> None:
         """Forget what a recycled place held."""
-        place = self.memory.setdefault((copy.tier, copy.segment), {})
+        place = self.memory.setdefault(self._place(copy), {})
         place[copy.offset] = []
 
     def commit(
@@ -228,8 +293,8 @@ class SimStore:
 
     # -------------------------------------------------------------- reading
     def acquire(self, generation: Generation, tier: Tier | None = None) -> Reading:
-        """Take a use lease."""
-        return Reading(*self.table.acquire(generation, (tier,) if tier else ()))
+        """Take a use lease; of whatever tier host memory is best filled from."""
+        return Reading(*self.table.acquire(generation, (tier,) if tier else FROM_HOST))
 
     def hold(self, generation: Generation, copy: Copy) -> Reading:
         """Lease a copy that is being filled."""
@@ -243,7 +308,7 @@ class SimStore:
 
     def look(self, copy: Copy) -> list[int]:
         """The values that lie where a copy is."""
-        return self.memory.get((copy.tier, copy.segment), {}).get(copy.offset, [])
+        return self.memory.get(self._place(copy), {}).get(copy.offset, [])
 
     # -------------------------------------------------------------- dropping
     def drop(
@@ -256,17 +321,24 @@ class SimStore:
     ) -> None:
         """Give a replica up, and tell the catalog (`Core.drop`)."""
         replica = self.table.replicas.get(generation)
-        copies = () if replica is None else replica.copies
-        told = [
-            copy.tier
-            for copy in copies
-            if tier in (None, copy.tier) and copy.life is Life.COMMITTED
-        ]
-        if told:
+        copies = [] if replica is None else replica.copies
+        if any(
+            copy.life is Life.COMMITTED and tier in (None, copy.tier) for copy in copies
+        ):
             self.giving_up(generation, tier, final)
+        self._drop(generation, tier, why=why, final=final)
+
+    def _drop(
+        self, generation: Generation, tier: Tier | None, *, why: str, final: bool
+    ) -> None:
+        replica = self.table.replicas.get(generation)
+        copies = [] if replica is None else replica.copies
+        held = [copy for copy in copies if copy.life is Life.COMMITTED]
         self.give_back(self.table.drop(generation, tier, why=why, final=final))
-        for name in told:
-            self.tell(ReplicaDropped(generation=generation, tier=name, why=why))
+        for copy in held:  # a mark goes with what it was on
+            if copy.life is not Life.COMMITTED:
+                gone = ReplicaDropped(generation=generation, tier=copy.tier, why=why)
+                self.tell(gone)
 
     def give_back(self, freed: list[Freed]) -> None:
         """Carry out what the table freed."""
@@ -277,6 +349,9 @@ class SimStore:
                 self._close(gone.tier, gone.segment)
 
     def _close(self, tier: Tier, segment: int) -> None:
+        if self.table.tiers[tier].row.over:
+            self.pinned.pop(segment, lambda: None)()  # refused before it was pinned
+            return
         self.memory.pop((tier, segment), None)
         self.origins.pop(segment, None)
         lent = self.lent.pop(segment, None)
@@ -341,9 +416,13 @@ class SimStore:
             return True
         spilled = False
         for generation in plan.spill:
-            spilled |= yield from self.spill(generation)
-        if spilled or not plan.ask:
-            return spilled
+            spilled |= yield from self.spill(generation, tier)
+        if spilled:
+            return True
+        for generation, mark in plan.unmark:
+            self.drop(generation, mark, why="its memory is wanted")
+        if plan.unmark or not plan.ask:
+            return bool(plan.unmark)
         answered = self.ask_leave(plan.ask)
         yield answered, _ASK_S
         left = [gen for gen in plan.ask if gen in self.table.replicas]
@@ -356,31 +435,39 @@ class SimStore:
         need_bytes = self.pages * CHUNK_BYTES
         yield from self._relieve(Tier.HOST, need_bytes)
 
-    def spill(self, generation: Generation) -> Generator[Wait, bool, bool]:
-        """Move a replica from memory to disk (`Disk.spill`)."""
+    def spill(self, generation: Generation, tier: Tier) -> Generator[Wait, bool, bool]:
+        """Move a replica to the tier below (`Room`)."""
         try:
-            yield from self.save(generation)
+            if tier is Tier.HOST:
+                yield from self.save(generation, Tier.DISK)
+            else:
+                yield from self.restore(generation, tier)
         except TensorCastError:
             return False
-        self.drop(generation, Tier.HOST, why="spilled to disk")
+        replica = self.table.replicas.get(generation)
+        if replica is None or not eviction.backed(replica, tier):
+            return False  # what it was moved to is gone already
+        self.drop(generation, tier, why="spilled to the tier below")
         return True
 
-    def save(self, generation: Generation) -> Generator[Wait, bool, None]:
-        """Put a copy of a replica in memory on the disk."""
+    def save(self, generation: Generation, tier: Tier) -> Generator[Wait, bool, None]:
+        """Put a copy of a replica in memory into another tier."""
         held = self.acquire(generation, Tier.HOST)
         try:
-            there = held.replica.copy(Tier.DISK)
+            there = held.replica.copy(tier)
             if there is None:
-                yield from self._copy(held, Tier.DISK)
+                yield from self._copy(held, tier)
             elif there.life is not Life.COMMITTED:
-                message = f"{generation} is being written to, or dropped from, the disk"
+                message = f"{generation} is being written to, or dropped from, {tier}"
                 raise Incomplete(message)
         finally:
             self.release(held)
 
-    def restore(self, generation: Generation) -> Generator[Wait, bool, None]:
-        """Bring a replica of the disk back into memory."""
-        held = self.acquire(generation, Tier.DISK)
+    def restore(
+        self, generation: Generation, tier: Tier | None = None
+    ) -> Generator[Wait, bool, None]:
+        """Bring a replica of another tier back into memory."""
+        held = self.acquire(generation, tier)
         try:
             yield from self._copy(held, Tier.HOST)
         finally:
@@ -401,8 +488,11 @@ class SimStore:
         )
         filling = yield from self.reserve(wanted)
         target = self.hold(replica.generation, filling.copy)
-        try:
+        if filling.copy.mark:
+            self.pinned[filling.copy.segment] = self.map(filling.copy.segment)
+        else:
             self.fresh(filling.copy)
+        try:
             yield self.disk_s()
             for at, value in enumerate(self.look(held.copy)):
                 self.write(filling.copy, at, value)
@@ -436,6 +526,12 @@ class SimStore:
             for copy in replica.copies
             if copy.life is Life.COMMITTED
         ]
+
+    def is_in(self, generation: Generation, tier: Tier) -> bool:
+        """Whether a copy in a tier can be read."""
+        replica = self.table.replicas.get(generation)
+        copy = None if replica is None else replica.copy(tier)
+        return copy is not None and copy.life is Life.COMMITTED
 
     def has(self, generation: Generation) -> bool:
         """Whether a copy can be read here."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tensorcast_dask.scheduler_plugin.state.events import Reply
 from tensorcast_dask.store.records import NO_NODE
+from tensorcast_dask.store.state.replicas import Life
 from tensorcast_dask.tensors import messages as m
 from tensorcast_dask.tensors.ids import ArtifactId, Generation, NodeId, RequestId
 from tests.kit import oracles
@@ -264,7 +265,10 @@ class Watch:
             return
         if tier is not None:
             replica = node.store.table.replicas[generation]
-            if any(copy.tier is not tier and copy.filled for copy in replica.copies):
+            if any(
+                copy.tier is not tier and copy.filled and not copy.mark
+                for copy in replica.copies
+            ):
                 return
         self._gone_from(node, generation)
 
@@ -291,6 +295,15 @@ class Watch:
             self.died_s[generation] = self.world.time.now_s
             if not self.copies(generation, but=node.node):
                 self.lost[generation] = None
+
+    def device_died(self, node: SimNode) -> None:
+        """The device of a node died with what it held."""
+        for generation, replica in node.store.table.replicas.items():
+            held = [copy.tier for copy in replica.copies if copy.life is Life.COMMITTED]
+            if m.Tier.DEVICE in held and not {m.Tier.HOST, m.Tier.DISK} & {*held}:
+                self.died_s[generation] = self.world.time.now_s
+                if not self.copies(generation, but=node.node):
+                    self.lost[generation] = None
 
     # -------------------------------------------------------------- lives
     def began(self, scheduler: SimScheduler, loss: str) -> None:

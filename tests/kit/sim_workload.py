@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING, TypeAlias
 
-from tensorcast_dask.exceptions import PeerLost, TensorCastError
+from tensorcast_dask.exceptions import NotFound, PeerLost, TensorCastError
 from tensorcast_dask.store.records import digest_of_index
 from tensorcast_dask.store.state.replicas import Filling, Wanted
 from tensorcast_dask.tensors import messages as m
@@ -93,6 +93,7 @@ def put(
     rng = world.rng
     nbytes = CHUNK_BYTES if name else rng.choice(SIZES)
     index, digest = index_of(nbytes)
+    device = "" if name or rng.random() < 0.8 else world.some_device()
     created = yield from program.ask(
         m.Create(
             rid=program.rid(),
@@ -103,6 +104,7 @@ def put(
             tensors=1,
             version=rng.choice((0, -1, -1)),
             host=HostId(program.host),
+            device=device,
             replicas=1 if name else rng.choice((1, 1, 1, 2, 3)),
             ttl_s=6.0,
         )
@@ -111,7 +113,7 @@ def put(
         return created
     node = world.node(created.node.node)
     taken = world.watch.created[created.generation][0]
-    wanted = (created.generation, taken, created.version, nbytes, index)
+    wanted = (created.generation, taken, created.version, nbytes, index, device)
     sent = yield from send(world, program, node, wanted)
     if sent and (name or rng.random() < 0.92):
         commit = m.CommitCreated(
@@ -156,15 +158,18 @@ def send(
 
 
 def _fill(world: World, node: SimNode, wanted: tuple, owner: int) -> Call:
-    generation, name, version, nbytes, index = wanted
-    store = node.store
+    generation, name, version, nbytes, index, device = wanted
+    store, tier = node.store, m.Tier.DEVICE if device else m.Tier.HOST
+    if device and not store.offers(tier):
+        message = "the device of this node is lost"
+        raise NotFound(message)
     filling: Filling = yield from store.reserve(
         Wanted(
             generation=generation,
             id=name,
             version=version,
             nbytes=nbytes,
-            tier=m.Tier.HOST,
+            tier=tier,
             owner=owner,
             deadline_s=node.now_s() + 6.0,
             labels={},
@@ -172,7 +177,7 @@ def _fill(world: World, node: SimNode, wanted: tuple, owner: int) -> Call:
     )
     store.fresh(filling.copy)
     for at, value in enumerate(values_of(generation, nbytes)):
-        store.table.filling(generation, m.Tier.HOST)  # it may be taken back meanwhile
+        store.table.filling(generation, tier)  # it may be taken back meanwhile
         store.write(filling.copy, at, value)
         if world.rng.random() < 0.2:
             yield world.rng.choice((0.001, 0.05, 0.5))
@@ -180,7 +185,7 @@ def _fill(world: World, node: SimNode, wanted: tuple, owner: int) -> Call:
             store.take_back(owner)
             message = "the connection broke off"
             raise PeerLost(message)
-    store.commit(generation, m.Tier.HOST, index=index, digest=digest_of_index(index))
+    store.commit(generation, tier, index=index, digest=digest_of_index(index))
 
 
 # -------------------------------------------------------------------- read
@@ -255,7 +260,8 @@ def open_at(
     if isinstance(node, SimLender):
         return (yield from read_lent(world, node, generation))
     ended_before = world.watch.is_over(generation)
-    opened = Opening(node)
+    on_device = program.host == node.host and world.rng.random() < 0.5
+    opened = Opening(node, on_device=on_device)
     world.connections += 1
     number = world.connections
     program.connections[number] = opened.close
@@ -273,7 +279,7 @@ def open_at(
     unmap = node.store.map(held.copy.segment)
     opened.close()
     slabs = node.store.table.tiers[m.Tier.HOST].slabs
-    if held.copy.tier is not m.Tier.HOST or held.copy.segment in slabs:
+    if held.copy.tier is m.Tier.DISK or held.copy.segment in slabs:
         unmap()  # small ones, and those of the disk, are copied out
         return True
     program.mapped[number] = unmap
@@ -289,13 +295,18 @@ class Opening:
     """A connection to a store that reads one generation."""
 
     node: SimNode
+    #: Whether the reader has the node's device, and takes a copy there by its handle.
+    on_device: bool = False
     held: Reading | None = None
     closed: bool = False
 
     def run(self, generation: Generation) -> Process:
         """The store's side of it."""
         try:
-            self.held = yield from _acquire(self.node, generation)
+            if self.on_device and self.node.store.is_in(generation, m.Tier.DEVICE):
+                self.held = self.node.store.acquire(generation, m.Tier.DEVICE)
+            else:
+                self.held = yield from _acquire(self.node, generation)
         except TensorCastError as error:
             self.node.world.time.note(self.node.name, f"not opened: {error}")
         if self.closed:
@@ -316,7 +327,7 @@ def _acquire(node: SimNode, generation: Generation) -> Generator[Wait, bool, Rea
     try:
         yield from node.store.restore(generation)
     except TensorCastError:
-        return held  # borrowed from the disk
+        return held  # borrowed from the disk, or the device
     node.store.release(held)
     return node.store.acquire(generation, m.Tier.HOST)
 
@@ -450,7 +461,7 @@ def ensure(world: World, program: SimProgram) -> Call:
                 generation=generation,
                 node=node,
                 deadline_s=rng.choice((0.3, 4.0)),
-                tier=rng.choice((m.Tier.HOST, m.Tier.HOST, m.Tier.DISK)),
+                tier=rng.choice((*m.Tier, m.Tier.DEVICE, m.Tier.HOST)),
                 host=HostId(program.host if rng.random() < 0.3 else ""),
                 why="replicate",
             ),

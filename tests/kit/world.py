@@ -40,8 +40,14 @@ if TYPE_CHECKING:
 
 __all__ = ["World"]
 
-#: (host, has a disk): two nodes share a host, so memory is shared and hosts are counted.
-NODES = (("h1", True), ("h1", False), ("h2", True), ("h3", False))
+#: (host, has a disk, has a device): two nodes share a host, so memory is shared and hosts are
+#: counted.
+NODES = (
+    ("h1", True, True),
+    ("h1", False, False),
+    ("h2", True, False),
+    ("h3", False, True),
+)
 PROGRAMS = ("h1", "h2", "h9")
 SCHEDULER = "h0"
 EVERY = 6
@@ -83,8 +89,8 @@ class World:
         self.steps = 0
         self.scheduler: SimScheduler | None = None
         self._start_scheduler("")
-        for host, disk in NODES:
-            self._new_node(host, disk=disk)
+        for host, disk, device in NODES:
+            self._new_node(host, disk=disk, device=device)
         for host in PROGRAMS:
             self._new_program(host)
         for kind, act in self._chaos():
@@ -137,12 +143,17 @@ class World:
         """Draw a node, sometimes a dead one."""
         return self.rng.choice(self.nodes[-6:]).node
 
+    def some_device(self) -> str:
+        """Draw a device that a node has; "" when none has."""
+        having = [node for node in self.alive() if node.store.offers(m.Tier.DEVICE)]
+        return self.rng.choice(having).store.device if having else ""
+
     def holder_of(self, generation: Generation) -> NodeId:
         """Draw a node that has a generation; "" when none has."""
         holders = [one.node for one in self.alive() if one.store.has(generation)]
         return self.rng.choice(holders) if holders else NodeId("")
 
-    def _new_node(self, host: str, *, disk: bool) -> SimNode:
+    def _new_node(self, host: str, *, disk: bool, device: bool) -> SimNode:
         drift = self.faults.drift
         node = SimNode(
             self,
@@ -150,6 +161,7 @@ class World:
             host,
             rate=1.0 + self.rng.choice((-drift, 0.0, drift)),
             disk=disk,
+            device=device,
         )
         self.nodes.append(node)
         node.start()
@@ -229,6 +241,7 @@ class World:
             ("squeeze", self._squeeze),
             ("crash_with_amnesia", lambda: self._crash(takeover=False)),
             ("crash_with_disk", lambda: self._crash(takeover=True)),
+            ("device_loss", self._lose_device),
             ("believed_dead", self._believe_dead),
             ("scheduler_restart", self._restart),
             ("journal_stall", self._stall),
@@ -285,7 +298,7 @@ class World:
         node.die()
 
         def come() -> None:
-            heir = self._new_node(node.host, disk=node.disk)
+            heir = self._new_node(node.host, disk=node.disk, device=node.device)
             if takeover:
                 self._take_over(heir, node)
 
@@ -318,6 +331,15 @@ class World:
                 digest=replica.index_digest,
             )
             self.watch.lost.pop(generation, None)
+
+    def _lose_device(self) -> None:
+        having = [node for node in self.alive() if node.store.offers(m.Tier.DEVICE)]
+        if not having:
+            return
+        node = self.rng.choice(having)
+        self.watch.device_died(node)
+        node.store.lose_device()
+        node.after(self.rng.choice((0.3, 2.0)), node.store.find_device)
 
     def _believe_dead(self) -> None:
         living = self.alive()

@@ -19,7 +19,10 @@ from tensorcast_dask.scheduler_plugin.state.inventories import Inventories
 from tensorcast_dask.scheduler_plugin.state.nodes import Nodes
 from tensorcast_dask.scheduler_plugin.state.outcomes import Outcomes
 from tensorcast_dask.scheduler_plugin.state.replicas import Replicas
+from tensorcast_dask.store.state import eviction
 from tensorcast_dask.store.state.pull import Pull
+from tensorcast_dask.store.state.replicas import Life, Replica
+from tensorcast_dask.tensors.messages import Tier
 from tests.kit.sim_faults import CALM, Faults
 from tests.kit.sim_rest import check_rest
 from tests.kit.sim_workload import Habits
@@ -70,6 +73,16 @@ def destroyed_numbers_are_taken_back(patch: Patch) -> None:
     patch.setattr(Inventories, "ended", lambda *_: None)
 
 
+def marks_count_as_copies(patch: Patch) -> None:
+    def backed(replica: Replica, tier: Tier) -> bool:
+        return any(
+            copy.life is Life.COMMITTED and copy.tier is not tier
+            for copy in replica.copies
+        )
+
+    patch.setattr(eviction, "backed", backed)
+
+
 @dataclass(frozen=True)
 class Planted:
     """One defect, and the world in which it shows."""
@@ -85,6 +98,7 @@ class Planted:
 
 PLANTED = (
     Planted(last_copies_may_go, Faults(squeeze=1.0), "crowding"),
+    Planted(marks_count_as_copies, Faults(squeeze=3.0), "crowding"),
     Planted(creations_outlive_their_sessions, Faults(session_death=0.3), "everything"),
     Planted(
         answers_are_not_journaled,

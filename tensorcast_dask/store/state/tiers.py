@@ -61,6 +61,12 @@ class TierRow(msgspec.Struct, frozen=True, kw_only=True):
     #: Most that freed segments may keep.
     warm_bytes: int = 0
 
+    def lost(self) -> TierRow:
+        """Describe the tier while its device is lost: it holds nothing more."""
+        return msgspec.structs.replace(
+            self, capacity_bytes=0, warm_bytes=0, spill=None, device=""
+        )
+
 
 class TierStock:
     """What one tier holds."""
