@@ -216,7 +216,7 @@ class Runs(RuleBasedStateMachine):
 
 TestRuns = Runs.TestCase
 TestRuns.settings = settings(
-    max_examples=max(150, settings().max_examples),
+    max_examples=max(200, settings().max_examples),
     stateful_step_count=40,
     deadline=None,
 )
