@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
 
+from tensorcast_dask.dataplane import tracing
 from tensorcast_dask.dataplane.auth import STORE, Answerer, check_hello, check_uid
 from tensorcast_dask.dataplane.congestion import set_congestion
 from tensorcast_dask.dataplane.framing import FrameStream, Payload
@@ -50,6 +51,7 @@ from tensorcast_dask.tensors.messages import (
     StoreRequest,
     Welcome,
 )
+from tensorcast_dask.tensors.traces import cause_of
 
 if TYPE_CHECKING:
     import ssl
@@ -458,7 +460,11 @@ class Server:
             error = WrongPeer("the handshake is over; send requests")
             return Reply(message=Refused(fault=Fault.of(error))), False
         try:
-            return self._handler.handle(request, payload, peer), True
+            if not tracing.active():
+                return self._handler.handle(request, payload, peer), True
+            name = f"store {type(request).__name__}"
+            with tracing.span(name, cause_of(getattr(request, "rid", ""))):
+                return self._handler.handle(request, payload, peer), True
         except TensorCastError as error:
             return Reply(message=Refused(fault=Fault.of(error))), True
         except Exception as error:  # rule 3: a defect must not end the server

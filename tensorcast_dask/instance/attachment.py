@@ -63,6 +63,7 @@ from tensorcast_dask.tensors.messages import (
     ToInstance,
 )
 from tensorcast_dask.tensors.messages.signals import MAX_REQUESTS
+from tensorcast_dask.tensors.traces import cause_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -496,6 +497,7 @@ class Instance:
             args=request.args,
             key=request.key,
             deadline_s=request.deadline_s,
+            trace=cause_of(request.rid),
         )
         if self._poisoned and request.function not in REPAIRS:
             message = (

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from tensorcast_dask.dataplane import tracing
 from tensorcast_dask.exceptions import (
     CallFailed,
     InvalidArgument,
@@ -50,7 +51,8 @@ def outcome_of(
 
     try:
         args, kwargs = _arguments(values.unpack(call.args, meet))
-        result = find(call.function)(*args, **kwargs)
+        with tracing.span(f"instance {call.function}", call.trace):
+            result = find(call.function)(*args, **kwargs)
         value = values.pack(_lowered(result), what=f"what {call.function} returns")
     except TensorCastError as error:
         return _failed(call, error)

@@ -15,6 +15,7 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from tensorcast_dask.dataplane import tracing
 from tensorcast_dask.exceptions import (
     CatalogUnavailable,
     DeadlineExceeded,
@@ -32,6 +33,7 @@ from tensorcast_dask.tensors.messages import (
     decode,
     encode,
 )
+from tensorcast_dask.tensors.traces import rid_of
 
 if TYPE_CHECKING:
     from tensorcast_dask.instance.line import Line
@@ -80,7 +82,7 @@ class CatalogSession:
 
     def next_rid(self) -> RequestId:
         """Mint the id of a request."""
-        return RequestId(f"{self._session}:{next(self._numbers)}")
+        return RequestId(rid_of(self._session, next(self._numbers), tracing.here()))
 
     def ask(
         self, request: Message, kind: type[T], *, within_s: float, change: bool = False

@@ -45,6 +45,7 @@ from tensorcast_dask.scheduler_plugin.state.events import (
     ToNodeSend,
     WakeAt,
 )
+from tensorcast_dask.scheduler_plugin.traces import Traces
 from tensorcast_dask.tensors.ids import RequestId, SessionId
 from tensorcast_dask.tensors.messages import (
     CatalogStateAsked,
@@ -132,6 +133,7 @@ class CatalogService:
         self._emit = emit
         self._loop = asyncio.get_running_loop()
         self._events: deque[Event] = deque()
+        self._traces = Traces()
         self._busy = False
         self._stopped = False
         self._alarm: asyncio.TimerHandle | None = None
@@ -163,8 +165,10 @@ class CatalogService:
         self._busy = True
         try:
             while self._events:
-                for instruction in self._handle(self._events.popleft()):
-                    self._try_to_carry_out(instruction)
+                event = self._events.popleft()
+                cause = self._traces.heard(event)
+                for instruction in self._handle(event):
+                    self._try_to_carry_out(self._traces.said(instruction, cause))
         finally:
             self._busy = False
 

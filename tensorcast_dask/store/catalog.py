@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from tensorcast_dask.dataplane import faults
+from tensorcast_dask.dataplane import faults, tracing
 from tensorcast_dask.dataplane.link import Link, LinkCallbacks
 from tensorcast_dask.store.core import now_s
 from tensorcast_dask.store.records import record_of
@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     from tensorcast_dask.store.files import Files
     from tensorcast_dask.store.identity import Identity
     from tensorcast_dask.store.instances import InstanceDesk
-    from tensorcast_dask.store.jobs import Jobs
+    from tensorcast_dask.store.jobs import Job, Jobs
     from tensorcast_dask.store.movers import Movers
     from tensorcast_dask.store.state.replicas import Replica
     from tensorcast_dask.tensors.ids import Generation
@@ -316,25 +316,20 @@ class Catalog:
             self._ends.linger(order.ttl_s, order.why)
 
     def _start(self, order: DoPull | DoLoad | DoSave) -> None:
-        match order:
-            case DoPull():
-                self._jobs.start(
-                    order.task,
-                    deadline_s=order.deadline_s,
-                    run=lambda job: self._movers.pull(order, job),
-                )
-            case DoLoad():
-                self._jobs.start(
-                    order.task,
-                    deadline_s=order.deadline_s,
-                    run=lambda job: self._files.load(order, job),
-                )
-            case DoSave():
-                self._jobs.start(
-                    order.task,
-                    deadline_s=order.deadline_s,
-                    run=lambda job: self._files.save(order, job),
-                )
+        def run(job: Job) -> TaskDone:
+            name = type(order).__name__.removeprefix("Do").lower()
+            with tracing.span(
+                f"store {name}", order.trace, generation=order.generation
+            ):
+                match order:
+                    case DoPull():
+                        return self._movers.pull(order, job)
+                    case DoLoad():
+                        return self._files.load(order, job)
+                    case DoSave():
+                        return self._files.save(order, job)
+
+        self._jobs.start(order.task, deadline_s=order.deadline_s, run=run)
 
     def _mark(self, message: DoMark | DoWeigh) -> None:
         with self._core.lock:

@@ -29,7 +29,7 @@ from tensorcast_dask.api.actions import moves, names, on_device
 from tensorcast_dask.api.actions.fetching import fetch
 from tensorcast_dask.api.artifact import spec_dict
 from tensorcast_dask.api.connection.operation import Operation
-from tensorcast_dask.dataplane import arrays
+from tensorcast_dask.dataplane import arrays, tracing
 from tensorcast_dask.dataplane.maps import PrivateMap
 from tensorcast_dask.dataplane.reading import Found, read_lent
 from tensorcast_dask.exceptions import (
@@ -286,8 +286,9 @@ def read(
     if core.asynchronous:
         return core.call(work)
     # The hot path stays in the caller's thread: no hop to the event loop and back.
-    found = _open_here(core, info, limit)
-    return finish(found) if found is not None else core.call(everywhere)
+    with tracing.span("tensorcast read"):
+        found = _open_here(core, info, limit)
+        return finish(found) if found is not None else core.call(everywhere)
 
 
 async def _read_on(

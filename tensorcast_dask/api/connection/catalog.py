@@ -20,6 +20,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from tensorcast_dask.dataplane import tracing
 from tensorcast_dask.exceptions import (
     CatalogUnavailable,
     DeadlineExceeded,
@@ -39,6 +40,7 @@ from tensorcast_dask.tensors.messages import (
     decode,
     encode,
 )
+from tensorcast_dask.tensors.traces import rid_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -118,7 +120,7 @@ class CatalogLink:
 
     def next_rid(self) -> RequestId:
         """Mint the id of a new request."""
-        return RequestId(f"{self._session}:{next(self._numbers)}")
+        return RequestId(rid_of(self._session, next(self._numbers), tracing.here()))
 
     async def call(self, request: Message, kind: type[T], deadline: Deadline) -> T:
         """Send one request and wait for its answer.

@@ -11,6 +11,7 @@ Rules:
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import errno
 import os
 import sys
@@ -24,6 +25,7 @@ from tensorcast_dask.api.connection.deadlines import Deadline, deadline
 from tensorcast_dask.api.connection.operation import Operation
 from tensorcast_dask.api.connection.progress import watch
 from tensorcast_dask.api.current import NOT_FORKED
+from tensorcast_dask.dataplane import tracing
 from tensorcast_dask.exceptions import (
     CapacityError,
     CatalogUnavailable,
@@ -71,6 +73,18 @@ async def typed(function: Callable[..., Awaitable[T]], *args: Any) -> T:
             raise
         message = f"{short} ({error})"
         raise CapacityError(message) from error
+
+
+def _in_a_span(
+    name: str, function: Callable[..., Awaitable[T]]
+) -> Callable[..., Coroutine[Any, Any, T]]:
+    """Have a call seen in the trace of the program that makes it."""
+
+    async def traced(*args: Any) -> T:
+        with tracing.span(f"tensorcast {name}"):
+            return await function(*args)
+
+    return traced
 
 
 def _public_call() -> str:
@@ -142,6 +156,8 @@ class Core(SyncMethodMixin):
         if self.closed:
             message = "this session is closed; connect again"
             raise CatalogUnavailable(message)
+        if tracing.active():
+            function = _in_a_span(_public_call(), function)
         made: Any = self.sync(typed, function, *args)  # type: ignore[no-untyped-call]
         if asyncio.iscoroutine(made):  # what Python warns of when nobody awaits it
             made.__qualname__ = _public_call()  # type: ignore[attr-defined]
@@ -160,8 +176,9 @@ class Core(SyncMethodMixin):
         self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """Run what may block or move bytes off the event loop."""
+        context = contextvars.copy_context()
         return await asyncio.get_running_loop().run_in_executor(
-            self._threads, lambda: function(*args, **kwargs)
+            self._threads, lambda: context.run(function, *args, **kwargs)
         )
 
     async def ask(

@@ -47,6 +47,7 @@ from tensorcast_dask.tensors.messages import (
     Seen,
     ToInstance,
 )
+from tensorcast_dask.tensors.traces import cause_of
 
 __all__ = [
     "Answer",
@@ -264,6 +265,7 @@ class Attachments:
             args=ask.args,
             key=ask.key,
             deadline_s=ask.deadline_s,
+            trace=cause_of(ask.rid),
         )
         return [Say(attachment=attachment, message=call)]
 

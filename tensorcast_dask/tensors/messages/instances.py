@@ -195,6 +195,7 @@ class Call(Message, frozen=True, kw_only=True):
     args: bytes
     key: str = ""
     deadline_s: float
+    trace: str = ""  # the span that it follows from, `tensors.traces`
 
 
 class CallDropped(Message, frozen=True, kw_only=True):

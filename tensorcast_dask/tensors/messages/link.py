@@ -181,6 +181,7 @@ class DoPull(Message, frozen=True, kw_only=True):
     tier: Tier
     sources: tuple[Location, ...]
     deadline_s: float
+    trace: str = ""  # the span that it follows from, `tensors.traces`
     labels: dict[str, str] = {}
     published: bool = False
     #: Under which generation the sources hold these bytes; 0 = the same. Another one when a
@@ -219,6 +220,7 @@ class DoLoad(Message, frozen=True, kw_only=True):
     version: Version
     path: str
     deadline_s: float
+    trace: str = ""  # the span that it follows from, `tensors.traces`
     labels: dict[str, str] = {}
 
 
@@ -229,6 +231,7 @@ class DoSave(Message, frozen=True, kw_only=True):
     generation: Generation
     path: str
     deadline_s: float
+    trace: str = ""  # the span that it follows from, `tensors.traces`
     metadata: dict[str, str] = {}
     max_shard_bytes: int = 0
 

@@ -104,7 +104,7 @@ def test_a_trigger_runs_a_plan_once_for_a_crossing(cast: tc.Session) -> None:
     cast.put(np.ones(10), "two")
     eventually(lambda: bool(trigger.runs), within_s=60)
     assert trigger.runs[0].result()["scaled"].status == "done"
-    assert trigger.runs[0].key.startswith("scale-catalog/counts-")
+    assert trigger.runs[0].plan.startswith("scale-catalog/counts-")
     cast.put(np.ones(10), "three")
     trigger.close()
     eventually(lambda: not trigger.active, within_s=60)
