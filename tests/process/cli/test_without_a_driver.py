@@ -15,6 +15,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
+from distributed import Client
 
 import tensorcast_dask as tc
 from tensorcast_dask.dataplane.devices import open_device
@@ -54,6 +55,11 @@ def test_a_device_cannot_be_opened(kind: str | None) -> None:
         open_device("cuda:0", parse_devices(kind))
 
 
+def touched() -> list[str]:
+    """Libraries of devices that a process has loaded."""
+    return sorted({"cupy", "rmm", "ucxx", "torch"} & {*sys.modules})
+
+
 def test_a_cluster_works_and_says_why_it_has_no_device() -> None:
     with (
         TemporaryDirectory(
@@ -70,5 +76,10 @@ def test_a_cluster_works_and_says_why_it_has_no_device() -> None:
         held = cast.put({"x": np.arange(1 << 18)}, "a/x")
         with pytest.raises(UnsupportedPlatform, match=DRIVER):
             cast.prefetch(held, device="cuda:0").result()
+        with pytest.raises(UnsupportedPlatform, match=DRIVER):
+            held.tensor_dict(device="cuda:0")
+        # Allocators, contexts and serializers of a dask-cuda worker are left to it.
+        with Client(cluster) as client:
+            assert list(client.run(touched).values()) == [[]]
         found = held.tensor_dict(framework="numpy")["x"]
         assert (found == np.arange(1 << 18)).all()
