@@ -43,6 +43,8 @@ _PACKAGES: Final = (
     "bokeh",
 )
 _MOST: Final = 10_000
+#: Of a plan: what it is found by.
+_OURS: Final = frozenset({"key"})
 _TABLES: Final = (
     "nodes",
     "versions",
@@ -100,7 +102,9 @@ def scrubbed(value: Any) -> Any:
     if isinstance(value, dict):
         return {
             name: HIDDEN
-            if is_secret(str(name)) and not isinstance(each, dict | list)
+            if is_secret(str(name))
+            and name not in _OURS
+            and not isinstance(each, dict | list)
             else scrubbed(each)
             for name, each in value.items()
         }

@@ -38,6 +38,7 @@ _COMMANDS: Final = (
     seeing.watch,
     seeing.story,
     tools.bench,
+    tools.http,
     tools.debug,
     tools.completion,
 )

@@ -15,7 +15,7 @@ from tensorcast_dask.cli.output import run, show_json, show_table, success
 from tensorcast_dask.exceptions import InvalidArgument
 from tensorcast_dask.tensors.quantities import human_bytes
 
-__all__ = ["bench", "completion", "debug"]
+__all__ = ["bench", "completion", "debug", "http"]
 
 _SHELLS: Final = ("bash", "zsh", "fish")
 _VARIABLE: Final = "_TENSORCAST_COMPLETE"
@@ -78,6 +78,52 @@ def bench(size: int, rounds: int, scheduler: str | None, as_json: bool) -> None:
         )
 
     run(work)
+
+
+@click.command()
+@on_cluster
+def http(scheduler: str | None, as_json: bool) -> None:
+    """Say where HTTP is answered, and which file of this machine holds the token."""
+
+    def work() -> None:
+        with session(scheduler) as cast:
+            facts = _gateways(cast)
+        if as_json:
+            show_json(facts)
+            return
+        show_table(
+            "",
+            ("gateway", "address"),
+            [("scheduler", facts["dashboard"]), *facts["nodes"].items()],
+        )
+        where = facts["token_file"] or "on the host of the scheduler"
+        success(f"token: {where}")
+
+    run(work)
+
+
+def _gateways(cast: Any) -> dict[str, Any]:
+    from tensorcast_dask.config import Settings
+    from tensorcast_dask.dataplane import bearer, hosts
+    from tensorcast_dask.scheduler_plugin.installation import ABOUT_OP
+    from tensorcast_dask.worker_plugin.plugin import STATE_OP
+
+    client, settings = cast.client, Settings.read()
+    about = client.sync(getattr(client.scheduler, ABOUT_OP))
+    told = client.sync(client.scheduler.broadcast, msg={"op": STATE_OP})
+    folder = hosts.run_directory(settings.run_dir) / hosts.cluster_name(
+        about["cluster_name"]
+    )
+    kept = folder / bearer.FILE
+    return {
+        "dashboard": client.dashboard_link.removesuffix("/status") + "/tensorcast",
+        "nodes": {
+            worker: state["gateway"]["url"]
+            for worker, state in sorted(told.items())
+            if state.get("gateway", {}).get("url")
+        },
+        "token_file": settings.http_token_file or (str(kept) if kept.exists() else ""),
+    }
 
 
 @click.group()

@@ -8,16 +8,18 @@ from typing import Final
 
 __all__ = ["HIDDEN", "is_secret", "labels_shown"]
 
+#: A name that has one of these words, as `api-token` or `awsSecretKey` do.
 _SECRET: Final = re.compile(
-    r"secret|token|passw|credential|api[-_.]?key|private[-_.]?key", re.IGNORECASE
+    r"(^|[^a-z])(secret|token|password|passwd|passphrase|credential|credentials|private|apikey|key|auth)([^a-z]|$)"
 )
+_HUMPS: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 #: What stands in place of a value.
 HIDDEN: Final = "(not shown)"
 
 
 def is_secret(name: str) -> bool:
     """Tell whether what is called so may be a secret."""
-    return _SECRET.search(name) is not None
+    return _SECRET.search(_HUMPS.sub("-", name).lower()) is not None
 
 
 def labels_shown(labels: Mapping[str, str]) -> dict[str, str]:

@@ -137,6 +137,18 @@ def test_one_picture_is_shown_where_there_is_no_terminal(operator: Operator) -> 
     operator.cast.destroy("pictured")
 
 
+def test_where_http_is_answered_is_told_with_the_file_of_the_token(
+    operator: Operator,
+) -> None:
+    told = operator.json("http")
+    assert told["dashboard"].endswith("/tensorcast")
+    assert told["nodes"] == {}  # no ports were given to any
+    path = Path(told["token_file"])
+    assert path.is_relative_to(operator.run_dir)
+    assert len(path.read_text().strip()) == 64
+    assert path.read_text().strip() not in "".join(operator("http"))
+
+
 def test_a_benchmark_leaves_nothing_behind(operator: Operator) -> None:
     before = operator.cast.debug_state()["catalog"]
     figures = operator.json("bench", "--size", "1 MiB", "-r", "1")

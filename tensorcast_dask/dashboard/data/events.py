@@ -14,12 +14,12 @@ from tensorcast_dask.dashboard.data.shared import (
     Told,
     columns,
     headline,
-    is_secret,
     short,
 )
 from tensorcast_dask.scheduler_plugin.state.signals import EVENT, MAX_EVENTS
 from tensorcast_dask.tensors.ids import NodeId
 from tensorcast_dask.tensors.quantities import human_bytes
+from tensorcast_dask.tensors.secrets import is_secret
 
 if TYPE_CHECKING:
     from tensorcast_dask.scheduler_plugin.state.catalog import Catalog

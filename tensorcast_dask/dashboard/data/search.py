@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from tensorcast_dask.dashboard.data.shared import is_secret
+from tensorcast_dask.tensors.secrets import is_secret
 
 if TYPE_CHECKING:
     from tensorcast_dask.scheduler_plugin.state.catalog import Catalog

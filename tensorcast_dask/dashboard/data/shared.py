@@ -12,11 +12,12 @@ Rules:
 from __future__ import annotations
 
 import html
-import re
 import unicodedata
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import msgspec
+
+from tensorcast_dask.tensors.secrets import is_secret
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,7 +32,6 @@ __all__ = [
     "columns",
     "duration",
     "headline",
-    "is_secret",
     "node_name",
     "public",
     "short",
@@ -41,11 +41,6 @@ __all__ = [
 Cell: TypeAlias = str | int | float | bool | None
 Columns: TypeAlias = dict[str, list[Cell]]
 
-#: A key that has one of these words, as `api-token` or `awsSecretKey` do.
-_SECRET: Final = re.compile(
-    r"(^|[^a-z])(secret|token|password|passwd|passphrase|credential|credentials|private|apikey|key|auth)([^a-z]|$)"
-)
-_HUMPS: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _MOST_LABELS: Final = 8
 
 
@@ -100,11 +95,6 @@ def duration(seconds: float) -> str:
     if seconds < 7200:
         return f"{seconds / 60:.0f} min"
     return f"{seconds / 3600:.0f} h" if seconds < 172800 else f"{seconds / 86400:.0f} d"
-
-
-def is_secret(key: str) -> bool:
-    """Whether a label's key says that its value is nobody's business."""
-    return bool(_SECRET.search(_HUMPS.sub("-", key).lower()))
 
 
 def public(labels: Mapping[str, str]) -> str:

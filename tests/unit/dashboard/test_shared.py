@@ -1,37 +1,13 @@
 from __future__ import annotations
 
-import pytest
-
 from tensorcast_dask.dashboard.data.shared import (
     duration,
     headline,
-    is_secret,
     public,
     short,
     text,
 )
 from tests.kit.catalogs import Desk
-
-SECRET = [
-    "token",
-    "api-token",
-    "API_KEY",
-    "awsSecretKey",
-    "db.password",
-    "auth",
-    "my private",
-]
-OPEN = ["tenant", "stage", "tokens-seen", "keyboard", "author", "monkey", "run"]
-
-
-@pytest.mark.parametrize("key", SECRET)
-def test_a_key_that_says_secret_is_one(key: str) -> None:
-    assert is_secret(key)
-
-
-@pytest.mark.parametrize("key", OPEN)
-def test_a_key_that_only_looks_alike_is_none(key: str) -> None:
-    assert not is_secret(key)
 
 
 def test_labels_are_shown_without_secrets_and_not_without_end() -> None:
