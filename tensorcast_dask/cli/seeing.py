@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import time
 from typing import TYPE_CHECKING, Any, Final
@@ -97,11 +98,18 @@ def _live(cast: Any, every: float) -> None:
 @click.option(
     "--seconds", type=click.FloatRange(min=0), help="When it ends; else with Ctrl-C."
 )
+@click.option(
+    "-n",
+    "--count",
+    type=click.IntRange(min=1),
+    help="Ends after so many looks that told something; the first tells all that there is.",
+)
 @on_cluster
 def watch(
     prefixes: tuple[str, ...],
     every: float,
     seconds: float | None,
+    count: int | None,
     scheduler: str | None,
     as_json: bool,
 ) -> None:
@@ -117,7 +125,7 @@ def watch(
                 list(prefixes) or "", every=every, seconds=seconds
             ) as changes,
         ):
-            for change in changes:
+            for change in itertools.islice(changes, count):
                 for one in (*change.changed.values(), *change.events):
                     _tell(one, as_json=as_json)
                 for name in change.gone:
@@ -167,19 +175,22 @@ def story(ref: str, scheduler: str | None, as_json: bool) -> None:
 
 
 def _story(cast: Any, ref: str) -> list[tuple[float, str]]:
-    now = time.time()  # noqa: TID251 - a signal says when, on this clock
+    """Give seconds ago and what, of what is remembered and of events, brought to one clock."""
     events = [
-        (now - one.as_of, f"{one.name}: {_facts(one)}")
+        (one.as_of, f"{one.name}: {_facts(one)}")
         for one in cast.signals.snapshot("event/", limit=10_000).events
         if ref in {str(value) for value in one.value.values()}
     ]
     try:
-        told = [_timed(line) for line in cast.explain(ref)]
+        lines = cast.explain(ref)
     except AbsentError:
         if not events:
             raise
-        told = []  # what is gone is remembered by its events
-    return sorted([*told, *events], key=lambda one: -one[0])
+        lines = []  # what is gone is remembered by its events
+    now = time.time()  # noqa: TID251 - a signal says when, on this clock
+    told = [(now - ago_s, what) for ago_s, what in map(_timed, lines)]
+    merged = sorted([*told, *events], key=lambda one: one[0])
+    return [(max(0.0, now - at), what) for at, what in merged]
 
 
 def _facts(one: Signal) -> str:

@@ -240,14 +240,15 @@ class Desk:
         return Answer(events=self._steps(run, key))
 
     async def _steps(self, run: Any, key: str) -> AsyncGenerator[bytes, None]:  # noqa: ANN401
+        told: object = None
         async with self._session.signals.watch(f"plan/{key}") as watch:
-            while (changes := await watch.look()) is not None:
-                if not changes:
-                    yield b": nothing new\n\n"
-                    continue
+            while True:
                 state = await run.state()
-                yield _event("plan", _plan(state))
-                if state.status != _RUNNING:
+                stands = state.status, len(state)
+                news = stands != told
+                yield _event("plan", _plan(state)) if news else b": nothing new\n\n"
+                told = stands
+                if state.status != _RUNNING or await watch.look() is None:
                     return
 
     async def _cancel_plan(self, asked: Asked, _: Conditions) -> Answer:

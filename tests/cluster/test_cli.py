@@ -113,18 +113,17 @@ def test_a_plan_is_run_listed_shown_and_cancelled(
 def test_what_happened_is_watched_and_told(operator: Operator) -> None:
     made = operator.cast.put(np.zeros(1000), "told")
     made.publish()
-    told = "\n".join(one["what"] for one in operator.json("story", "told"))
-    assert (
-        told.index("committed")
-        < told.index("event/published")
-        < told.rindex("is published")
-    )
+    lines = [one["what"] for one in operator.json("story", "told")]
+    assert lines.index("version 1 committed") < lines.index("version 1 published")
+    assert any(line.startswith("event/published: id told") for line in lines)
+    assert "is published" in "".join(lines)
     operator.cast.destroy("told")
     assert "event/destroyed" in operator("story", "told")[0]
     assert "NotFound" in operator("story", "nobody made this", status=1)[1]
-    lines = operator("watch", "node/", "--seconds", "0.2", "--json")[0].splitlines()
-    assert {json.loads(line)["name"].split("/")[0] for line in lines} == {"node"}
-    assert "capacity_bytes=" in operator("watch", "node/", "--seconds", "0.2")[0]
+    told = operator("watch", "node/", "-n", "1", "--json")[0].splitlines()
+    assert {json.loads(line)["name"].split("/")[0] for line in told} == {"node"}
+    assert "capacity_bytes=" in operator("watch", "node/", "-n", "1")[0]
+    assert operator("watch", "none/", "--seconds", "0.1")[0] == ""
 
 
 def test_one_picture_is_shown_where_there_is_no_terminal(operator: Operator) -> None:
