@@ -37,6 +37,7 @@ BARS: dict[str, int] = {
     "plans": 120,
     "signals": 300,
     "metrics": 120,
+    "dashboard": 300,
     "instances": 180,
     "rebalance": 120,
     "worker_death": 120,

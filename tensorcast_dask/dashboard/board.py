@@ -23,14 +23,16 @@ from tensorcast_dask.dashboard.data.memory import Page, memory
 from tensorcast_dask.dashboard.data.placement import Place, placement
 from tensorcast_dask.dashboard.data.plans import Chosen, plans
 from tensorcast_dask.dashboard.data.search import Search, Wanted
-from tensorcast_dask.dashboard.data.shared import Told
 from tensorcast_dask.dashboard.data.story import Subject, story
 from tensorcast_dask.dashboard.data.transfers import Now, transfers
+from tensorcast_dask.scheduler_plugin.state.catalog import Catalog
+from tensorcast_dask.scheduler_plugin.state.events import CatalogSettings, Recovered
+from tensorcast_dask.tensors.ids import ClusterId, Epoch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tensorcast_dask.scheduler_plugin.state.catalog import Catalog
+    from tensorcast_dask.dashboard.data.shared import Told
 
 __all__ = ["EVERY_S", "PAGES", "Asked", "Board", "Seen"]
 
@@ -49,6 +51,11 @@ INTEREST_S: Final = 5.0
 #: A search is done again after this, also when nothing seems to have changed: heat decays.
 STALE_S: Final = 15.0
 MOST_SEARCHES: Final = 32
+
+_CLOSING: Final = {
+    "head": "",
+    "empty": "The catalog of this cluster is closing, or has not begun yet.",
+}
 
 Asked: TypeAlias = Place | Page | Now | Chosen | Words | Subject
 
@@ -102,7 +109,11 @@ class Board:
         self._catalog = catalog
         self._now = now
         self._zero_s = time.time() - now()  # noqa: TID251 - shown to people
-        self._of: Catalog | None = None
+        #: What is shown while there is none: a catalog with nothing in it.
+        self._none = Catalog(
+            CatalogSettings(), Recovered(cluster=ClusterId(""), epoch=Epoch(1))
+        )
+        self._of: Catalog = self._none
         self._tick = -1
         self._seen: dict[Asked, Seen] = {}
         self._searches: dict[Wanted, _Kept] = {}
@@ -116,7 +127,8 @@ class Board:
     def see(self, asked: Asked) -> Seen:
         """Give a page as it is now."""
         now_s = self._now()
-        catalog = self._catalog()
+        there = self._catalog()
+        catalog = there or self._none
         if catalog is not self._of:
             self._of = catalog
             self._seen, self._searches = {}, {}
@@ -124,7 +136,9 @@ class Board:
             self._tick, self._seen = tick, {}
         seen = self._seen.get(asked)
         if seen is None:
-            told = _closing() if catalog is None else self._make(catalog, asked)
+            told = self._make(catalog, asked)
+            if there is None:
+                told = msgspec.structs.replace(told, texts=told.texts | _CLOSING)
             seen = self._seen[asked] = Seen(told, _packed(told))
         return seen
 
@@ -219,8 +233,3 @@ def _packed(told: Told) -> dict[str, str]:
         "texts": pack(told.texts).decode(),
         "counts": pack(told.counts).decode(),
     }
-
-
-def _closing() -> Told:
-    empty = "The catalog of this cluster is closing, or has not begun yet."
-    return Told(columns={}, texts={"empty": empty, "head": ""}, counts={})

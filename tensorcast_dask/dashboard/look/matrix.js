@@ -1,5 +1,6 @@
 // Fits the matrix of bandwidths and the bars of its sources to the nodes that there are.
 export default (args, counts) => {
+  const set = (model, values) => model.setv(values, {sync: false});
   const {nodes, sources, flows} = counts.data;
   const count = Math.max(1, nodes[0]);
   const cell = Math.max(26, Math.min(64, Math.floor(620 / count)));
@@ -9,16 +10,16 @@ export default (args, counts) => {
   const leans = longest * 7 > cell - 6;
   const heads = leans ? 16 + longest * 4.5 : 26;
   const tail = leans ? longest * 6 : 0;
-  args.matrix.setv({
+  set(args.matrix, {
     visible: nodes[0] > 0, frame_width: room + count * cell + tail, frame_height: heads + count * cell,
   });
-  args.matrix.x_range.setv({start: -0.5 - room / cell, end: count - 0.5 + tail / cell});
-  args.matrix.y_range.setv({start: count - 0.5, end: -0.5 - heads / cell});
-  args.column.setv({
+  set(args.matrix.x_range, {start: -0.5 - room / cell, end: count - 0.5 + tail / cell});
+  set(args.matrix.y_range, {start: count - 0.5, end: -0.5 - heads / cell});
+  set(args.column, {
     angle: {value: leans ? 0.6 : 0}, text_align: {value: leans ? "left" : "center"},
   });
-  args.bars.setv({visible: sources[0] > 0, frame_height: given * 26});
-  args.bars.y_range.setv({start: given - 0.5, end: -0.5});
-  for (const one of args.also) one.visible = nodes[0] > 0;
-  args.table.visible = flows[0] > 0;
+  set(args.bars, {visible: sources[0] > 0, frame_height: given * 26});
+  set(args.bars.y_range, {start: given - 0.5, end: -0.5});
+  for (const one of args.also) set(one, {visible: nodes[0] > 0});
+  set(args.table, {visible: flows[0] > 0});
 };
