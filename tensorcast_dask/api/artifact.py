@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tensorcast_dask.api.tables import html_table
-from tensorcast_dask.exceptions import Mismatch
+from tensorcast_dask.exceptions import Mismatch, TensorCastError
+from tensorcast_dask.notebook.cards import artifact_card
 from tensorcast_dask.tensors.messages import Owner
 
 if TYPE_CHECKING:
@@ -292,17 +292,11 @@ class Artifact:
         return text + (f", view of {info.base!r}>" if info.view else ">")
 
     def _repr_html_(self) -> str:
-        info = self.info
-        rows = {
-            "version": f"{info.version}, {info.stage}",
-            "view of": info.base if info.view else "",
-            "tensors": info.tensors,
-            "bytes": f"{info.nbytes:,}",
-            "owner": info.owner,
-            "labels": ", ".join(f"{k}={v}" for k, v in info.labels.items()),
-            "degraded": info.degraded,
-        }
-        return html_table(info.id, rows)
+        try:
+            places, specs = self.session._glimpse(self.info)  # noqa: SLF001 - one floor
+        except TensorCastError:  # no session is open here
+            places, specs = (), ()
+        return artifact_card(self.info, places=places, specs=specs)
 
 
 def spec_dict(specs: Iterable[TensorSpec]) -> dict[str, TensorSpec]:

@@ -38,6 +38,7 @@ from tensorcast_dask.exceptions import (
     TensorCastError,
     UnsupportedPlatform,
 )
+from tensorcast_dask.notebook.formatters import teach
 from tensorcast_dask.tensors.ids import HostId, NodeId, SessionId
 from tensorcast_dask.tensors.messages import CloseSession
 
@@ -189,7 +190,10 @@ async def _open_with_client(
         limit=limit,
         after=client.close if owned else None,
     )
+    with contextlib.suppress(KeyError):  # it has no dashboard
+        session._core.dashboard = client.dashboard_link or ""  # noqa: SLF001 - made here
     remember(session)
+    teach()
     return session
 
 
@@ -266,6 +270,8 @@ async def _open(
                 CloseSession(rid=link.next_rid()), type(None), deadline(2.0)
             )
         await link.close()
+        for shown in list(core.placements.values()):
+            await shown.ended()
         stores.close()
         core.close()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tensorcast_dask.api.actions import instances
+from tensorcast_dask.notebook.cards import instance_card
 from tensorcast_dask.tensors.ids import check_name
 from tensorcast_dask.tensors.messages import CallInstance
 
@@ -182,3 +183,6 @@ class InstanceHandle:
         return (
             f"<Instance {self.name!r} at {self.state.card.name or self.node[:8]}{how}>"
         )
+
+    def _repr_html_(self) -> str:
+        return instance_card(self.state)

@@ -22,7 +22,8 @@ from tensorcast_dask.api.calls.making import Making
 from tensorcast_dask.api.calls.placing import Placing
 from tensorcast_dask.api.calls.planning import Planning
 from tensorcast_dask.api.calls.reading import Reading
-from tensorcast_dask.api.tables import html_table
+from tensorcast_dask.api.calls.showing import Showing
+from tensorcast_dask.notebook.cards import session_card
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -33,7 +34,7 @@ __all__ = ["Session"]
 
 
 @whole
-class Session(Making, Finding, Reading, Placing, Planning, Looking):
+class Session(Making, Finding, Reading, Placing, Planning, Looking, Showing):
     """A program's connection to the tensor service of one Dask cluster.
 
     Made by `tensorcast_dask.connect`. A context manager, synchronous or asynchronous.
@@ -110,13 +111,12 @@ class Session(Making, Finding, Reading, Placing, Planning, Looking):
         return f"<Session {'closed' if self.closed else 'open'} {self._core.link.name}>"
 
     def _repr_html_(self) -> str:
-        client = self._core.client
-        rows = {
-            "scheduler": self._core.link.name,
-            "dashboard": "" if client is None else client.dashboard_link,
-        }
-        title = f"tensorcast session, {'closed' if self.closed else 'open'}"
-        return html_table(title, rows)
+        return session_card(
+            self._core.link.name,
+            state="closed" if self.closed else "open",
+            dashboard=self._core.dashboard,
+            nodes=self._nodes_at_hand(),
+        )
 
 
 async def _nothing() -> None:

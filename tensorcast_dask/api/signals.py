@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from tensorcast_dask.api.connection.deadlines import deadline
 from tensorcast_dask.api.triggers import Trigger
 from tensorcast_dask.exceptions import InvalidArgument
+from tensorcast_dask.notebook.cards import signals_card
 from tensorcast_dask.tensors.messages import (
     HistoryAsked,
     SignalFrame,
@@ -57,6 +58,9 @@ class Snapshot(dict[str, Signal]):
         self.events = [one.read_at(now) for one in frame.events]
         self.more = frame.more
 
+    def _repr_html_(self) -> str:
+        return signals_card("signals", self.values(), events=self.events)
+
 
 class Changes:
     """What changed since the last ones.
@@ -86,6 +90,10 @@ class Changes:
     def __repr__(self) -> str:
         parts = f"{len(self.changed)} changed, {len(self.gone)} gone"
         return f"<Changes {parts}, {len(self.events)} events>"
+
+    def _repr_html_(self) -> str:
+        title = f"what changed; {len(self.gone)} gone"
+        return signals_card(title, self.changed.values(), events=self.events)
 
 
 class Watch:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tensorcast_dask.notebook.cards import node_card
 from tensorcast_dask.tensors.messages import Tier
 
 if TYPE_CHECKING:
@@ -90,3 +91,6 @@ class Worker:
 
     def __repr__(self) -> str:
         return f"<Worker {self.name!r} {self.address}>"
+
+    def _repr_html_(self) -> str:
+        return node_card(self._state)

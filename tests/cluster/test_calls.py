@@ -135,14 +135,6 @@ def test_workers_are_waited_for_until_the_deadline(cast: tc.Session) -> None:
         cast.wait_for_workers(2, deadline=0)
 
 
-def test_a_notebook_is_shown_escaped_tables(cast: tc.Session) -> None:
-    artifact = cast.put(MODEL, "<b>&", labels={"team": "<i>"})
-    page = artifact._repr_html_()
-    assert "<caption>&lt;b&gt;&amp;</caption>" in page
-    assert "team=&lt;i&gt;" in page
-    assert cast.client.scheduler.address in cast._repr_html_()
-
-
 def test_a_plan_is_shown_with_the_names_of_workers(cast: tc.Session) -> None:
     (worker,) = cast.workers()
     plan = cast.plan()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tensorcast_dask.api.actions import reads
+from tensorcast_dask.api.actions import names, reads
 from tensorcast_dask.api.artifact import Artifact
 from tensorcast_dask.api.calls.base import Calls
 from tensorcast_dask.exceptions import Mismatch
@@ -12,6 +12,8 @@ from tensorcast_dask.exceptions import Mismatch
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from tensorcast_dask.api.connection.deadlines import Deadline
+    from tensorcast_dask.tensors.messages import ArtifactInfo
 
 __all__ = ["Reading"]
 
@@ -31,6 +33,16 @@ class Reading(Calls):
         return self._core.call(
             lambda: reads.meta(self._core, artifact.info, name, limit)
         )
+
+    def _glimpse(self, info: ArtifactInfo) -> tuple[Any, Any]:
+        """Give where it lies and what is in it, for a notebook."""
+
+        async def look(limit: Deadline) -> tuple[Any, Any]:
+            places = await names.locate(self._core, info.generation, limit)
+            specs = await reads.meta(self._core, info, None, limit)
+            return places, tuple(specs.values())
+
+        return self._core.glimpse(look) or ((), ())
 
     def read(
         self,

@@ -52,6 +52,8 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 
+#: How long what a notebook shows may wait.
+_GLIMPSE_S: Final = 1.0
 _PACKAGE: Final = __name__.partition(".")[0] + "."
 #: What a process or machine has run out of, and what to do.
 _SHORT: Final = {
@@ -135,6 +137,10 @@ class Core(SyncMethodMixin):
         self.host = host
         self.devices = devices
         self.deadline_default_s = deadline_default_s
+        #: Address of Dask's dashboard, as it was when the session was opened; "" for none.
+        self.dashboard = ""
+        #: What is shown live, by what was asked for.
+        self.placements: dict[Any, Any] = {}
         self.closed = False
         self._pid = os.getpid()
         self._lending = threading.Lock()
@@ -162,6 +168,18 @@ class Core(SyncMethodMixin):
         if asyncio.iscoroutine(made):  # what Python warns of when nobody awaits it
             made.__qualname__ = _public_call()  # type: ignore[attr-defined]
         return made
+
+    def glimpse(self, look: Callable[[Deadline], Awaitable[T]]) -> T | None:
+        """Ask for what a notebook shows: at most a second, and None where it cannot be had.
+
+        On an event loop nothing is asked, since what is shown there cannot be awaited.
+        """
+        if self.closed or self.forked or self.asynchronous:
+            return None
+        try:
+            return self.call(lambda: look(deadline(_GLIMPSE_S).sooner(_GLIMPSE_S)))
+        except TensorCastError:
+            return None
 
     @property
     def forked(self) -> bool:

@@ -20,6 +20,7 @@ from msgspec.structs import replace
 
 from tensorcast_dask.api.connection.deadlines import GRACE_S, deadline
 from tensorcast_dask.exceptions import DeadlineExceeded, NotFound, TensorCastError
+from tensorcast_dask.notebook.cards import operation_card
 from tensorcast_dask.tensors.messages import OperationAsked, OperationState
 
 if TYPE_CHECKING:
@@ -237,3 +238,18 @@ class Operation(Generic[T]):
 
     def __repr__(self) -> str:
         return f"<Operation {self.kind} {self.ref!r} {self.status}>"
+
+    def _repr_html_(self) -> str:
+        tally, status, error = self.tally, self.status, None
+        if status == "failed":
+            assert self._task is not None
+            error = self._task.exception()
+        return operation_card(
+            self.kind,
+            self.ref,
+            status=status,
+            done=tally.total if status == "done" else tally.done,
+            total=tally.total,
+            note=self.note,
+            error=error,
+        )

@@ -22,7 +22,6 @@ from dask.base import tokenize
 from distributed.protocol.pickle import dumps
 
 from tensorcast_dask.api.plans.builder import StepBuilder
-from tensorcast_dask.api.plans.drawing import as_svg
 from tensorcast_dask.api.plans.futures import of_step
 from tensorcast_dask.api.plans.graph import Compiled, compile_plan
 from tensorcast_dask.api.plans.handles import StepHandle
@@ -34,6 +33,8 @@ from tensorcast_dask.exceptions import (
     Unimplemented,
     UnsupportedPlatform,
 )
+from tensorcast_dask.notebook.cards import plan_card
+from tensorcast_dask.notebook.drawing import Picture, as_svg
 from tensorcast_dask.tensors import values
 from tensorcast_dask.tensors.contexts import Context
 from tensorcast_dask.tensors.plans import (
@@ -343,7 +344,7 @@ class Plan:
         return [*lines[:at], *own, *lines[at:]]
 
     def visualize(self, filename: str | Path | None = None) -> Any:
-        """Give it as text; with a file name draw it there.
+        """Give it as text, which a notebook shows as a picture; with a file name draw it there.
 
         A name that ends in `.svg` needs nothing, and gives the picture's text too. Others are drawn by
         Dask.
@@ -353,14 +354,12 @@ class Plan:
         UnsupportedPlatform
             When Dask is to draw, and graphviz is not there.
         """
-        steps = self._steps.values()
-        if filename is None:
-            return "\n".join(_line(step, self._names) for step in steps)
-        if str(filename).endswith(".svg"):
-            says = {step.name: _doing(step, self._names) for step in steps}
-            picture = as_svg(list(steps), says)
-            Path(filename).write_text(picture, encoding="utf-8")
-            return picture
+        if filename is None or str(filename).endswith(".svg"):
+            text, svg = self._drawn()
+            if filename is None:
+                return Picture(text, svg)
+            Path(filename).write_text(svg, encoding="utf-8")
+            return Picture(svg, svg)
         from dask.base import visualize
 
         try:
@@ -371,6 +370,13 @@ class Plan:
                 "graphviz and the program dot, or take plan.svg"
             )
             raise UnsupportedPlatform(message) from error
+
+    def _drawn(self) -> tuple[str, str]:
+        """Give it as text, and as a picture."""
+        steps = list(self._steps.values())
+        says = {step.name: _doing(step, self._names) for step in steps}
+        text = "\n".join(_line(step, self._names) for step in steps)
+        return text, as_svg(steps, says)
 
     # ------------------------------------------------------------ as a Dask collection
     def _compiled(self) -> Compiled:
@@ -425,6 +431,9 @@ class Plan:
 
     def __repr__(self) -> str:
         return f"<Plan {self.key!r} {len(self)} steps>"
+
+    def _repr_html_(self) -> str:
+        return plan_card(self.key, self.context, *self._drawn(), steps=len(self))
 
 
 def _check_args(step: Step) -> None:

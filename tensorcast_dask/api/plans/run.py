@@ -34,6 +34,7 @@ from tensorcast_dask.exceptions import (
     TensorCastError,
     UnsupportedPlatform,
 )
+from tensorcast_dask.notebook.cards import result_card
 from tensorcast_dask.tensors.contexts import check_ddl
 from tensorcast_dask.tensors.messages import (
     EndPlan,
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping
 
     from tensorcast_dask.api.connection.core import Core
+    from tensorcast_dask.api.connection.deadlines import Deadline
     from tensorcast_dask.api.plans.graph import Places
     from tensorcast_dask.tensors.messages import StepOutcome
     from tensorcast_dask.tensors.signals import Signal
@@ -194,6 +196,10 @@ class PlanResult:
     def __repr__(self) -> str:
         return f"<PlanResult {self.key!r} {self.status}, {len(self)} steps ended>"
 
+    def _repr_html_(self) -> str:
+        state = self._state
+        return result_card(self.key, self.status, self.message, state.outcomes)
+
 
 class PlanRun(Future):  # type: ignore[type-arg]
     """Handle of a run: a Dask Future, and found again by its plan's key.
@@ -293,6 +299,13 @@ class PlanRun(Future):  # type: ignore[type-arg]
 
     def __repr__(self) -> str:
         return f"<PlanRun {self.plan!r}>"
+
+    def _repr_html_(self) -> str:
+        core = self._core
+        state = core.glimpse(lambda limit: _ask(core, self.plan, limit=limit))
+        if state is None:
+            return result_card(self.plan, "not known", "", {})
+        return PlanResult(state, self._session)._repr_html_()
 
     # ------------------------------------------------------------ the work
     def _watch(self) -> asyncio.Task[PlanState]:
@@ -396,10 +409,15 @@ def _here(plan: str, run: int) -> PlanRun:
 
 
 async def _ask(
-    core: Core, plan: str, *, wait_s: float = 0.0, step: str = ""
+    core: Core,
+    plan: str,
+    *,
+    wait_s: float = 0.0,
+    step: str = "",
+    limit: Deadline | None = None,
 ) -> PlanState:
     request = PlanAsked(rid=core.link.next_rid(), key=plan, wait_s=wait_s, step=step)
-    return await core.ask(request, PlanState, deadline(wait_s + 60.0))
+    return await core.ask(request, PlanState, limit or deadline(wait_s + 60.0))
 
 
 async def find(session: Any, key: str) -> PlanRun:

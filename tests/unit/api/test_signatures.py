@@ -13,6 +13,7 @@ import tensorcast_dask as tc
 NO_DEADLINE = {
     "Artifact.mutate",
     "Session.close",
+    "Session.dashboard",
     "Session.plan",
     "Session.plan_run",
     "Session.submit",

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from xml.etree import ElementTree as ET
 
-from tensorcast_dask.api.plans.drawing import as_svg
+from tensorcast_dask.notebook.drawing import as_svg
 from tensorcast_dask.tensors.plans import PlanSpec
 from tests.kit.plans import noop
 
