@@ -7,7 +7,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help venv demo-data test test-gpu bench-gpu gpu-bundle lint floors floor fast coverage nightly demo bench clean
+.PHONY: docs help venv demo-data test test-gpu bench-gpu gpu-bundle lint floors floor fast coverage nightly demo bench clean
 
 PYTHON ?=
 VENV := .venv
@@ -15,7 +15,7 @@ BIN := $(VENV)/bin
 INPUTS := pyproject.toml constraints.txt .ci/make-venv tensorcast_dask/__init__.py
 
 help:
-	@echo "make demo | test | floor FLOOR=unit | test-gpu | bench-gpu | gpu-bundle | lint | fast | coverage | nightly | bench | venv | clean"
+	@echo "make demo | test | floor FLOOR=unit | test-gpu | bench-gpu | gpu-bundle | lint | fast | coverage | nightly | bench | docs | venv | clean"
 
 venv: $(VENV)/.stamp-torch
 
@@ -81,6 +81,11 @@ coverage: venv
 	@$(BIN)/python -m coverage run -m pytest --quiet $(wildcard tests/unit tests/property tests/sim)
 	@$(BIN)/python -m coverage combine --quiet
 	@$(BIN)/python -m coverage report --include='tensorcast_dask/tensors/*,tensorcast_dask/*/state/*'
+
+# The site, into build/docs: nothing is fetched for it, and a warning is an error.
+docs: venv
+	@$(BIN)/python -m sphinx -q -W --keep-going -j 2 docs build/docs
+	@echo "docs: build/docs/index.html"
 
 bench: demo-data
 	@$(BIN)/python -m benchmarks

@@ -203,7 +203,7 @@ class Instance:
     def function(self, function: Any = None, /, *, name: str = "") -> Any:
         """Offer a function by name: to plans, and to `cast.instance(...).call`.
 
-        It is called in the instance's thread with plain values and `Artifact`s, and returns
+        It is called in the instance's thread with plain values and artifacts (`Artifact`), and returns
         plain values or an artifact.
 
         Parameters

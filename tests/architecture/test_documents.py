@@ -122,6 +122,12 @@ def test_every_kind_of_error_is_explained_as_it_is() -> None:
     }
 
 
+def test_every_kind_of_error_has_a_place_to_look() -> None:
+    said = set(re.findall(r"`(\w+)`", text("docs/troubleshooting.md")))
+    kinds = {name for name in exceptions.__all__ if name[0].isupper()}
+    assert kinds - BRANCHES - {"TensorCastError"} <= said
+
+
 def test_commands_that_a_document_gives_exist() -> None:
     targets = set(re.findall(r"^([a-z-]+):", text("Makefile"), re.MULTILINE))
     for document in documents():
