@@ -11,6 +11,7 @@ Rules:
 from __future__ import annotations
 
 import ctypes
+import functools
 import mmap
 import os
 import threading
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import xxhash
 
+from tensorcast_dask.dataplane.machine import Machine
 from tensorcast_dask.tensors.checksums import chunk_count
 
 if TYPE_CHECKING:
@@ -50,6 +52,8 @@ def _cores() -> int:
 #: Copies gain nothing above this; memory bandwidth is the limit long before.
 DEFAULT_THREADS: Final = max(1, min(8, _cores()))
 _PIECE_BYTES: Final = 16 << 20
+#: Private memory from here on is asked for only where the machine has it; a look takes 0.2 ms.
+_LOOKED_AT: Final = 64 << 20
 #: Pieces that stay in the cache between the copy and the hash.
 HASHED_BYTES: Final = 1 << 20
 
@@ -295,14 +299,26 @@ def copy_summed(target: Any, source: Any) -> int:  # noqa: ANN401
     return digest.intdigest()
 
 
+@functools.cache
+def _machine() -> Machine:
+    return Machine()
+
+
 def private(nbytes: int) -> memoryview:
     """Give fresh memory of this process's own, as writable bytes.
 
     Nothing is touched: the kernel clears pages as they are filled, without the GIL held
     (a `bytearray` clears all of them at once, with it).
+
+    Raises
+    ------
+    CapacityError
+        When so much could not be filled.
     """
     if not nbytes:
         return memoryview(bytearray())
+    if nbytes >= _LOOKED_AT:
+        _machine().check_room(nbytes)
     area = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):

@@ -43,6 +43,12 @@ SCHEMA: Final = (
         " pinned_bytes BIGINT)"
     ),
     (
+        "CREATE TABLE instances (name VARCHAR, node VARCHAR, node_name VARCHAR,"
+        " attachment VARCHAR, term UBIGINT, pid BIGINT, functions VARCHAR, engine VARCHAR,"
+        " labels VARCHAR, holds VARCHAR, poisoned VARCHAR, draining BOOLEAN, load VARCHAR,"
+        " load_age_s DOUBLE)"
+    ),
+    (
         "CREATE TABLE operations (rid VARCHAR, session VARCHAR, kind VARCHAR,"
         " status VARCHAR, id VARCHAR, generation UBIGINT, node VARCHAR, done_bytes BIGINT,"
         " total_bytes BIGINT, seconds DOUBLE, via VARCHAR, message VARCHAR)"

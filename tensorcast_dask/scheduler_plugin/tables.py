@@ -46,6 +46,7 @@ from tensorcast_dask.tensors.messages import Fact, Fault, Rows
 if TYPE_CHECKING:
     from tensorcast_dask.scheduler_plugin.state.events import (
         Emit,
+        InstanceFacts,
         NodeFacts,
         OperationFacts,
         Row,
@@ -363,6 +364,7 @@ class _Mirror:
         """Replace what is true at this instant only."""
         tables: tuple[tuple[str, list[list[Cell]]], ...] = (
             ("nodes", [_cells(one) for one in snapshot.nodes]),
+            ("instances", [_cells(one) for one in snapshot.instances]),
             (
                 "operations",
                 [_cells(one) for one in snapshot.operations],
@@ -431,7 +433,7 @@ class _Mirror:
         return found.columns, f"SELECT {cells} {inner}"
 
 
-def _cells(facts: NodeFacts | OperationFacts) -> list[Cell]:
+def _cells(facts: NodeFacts | InstanceFacts | OperationFacts) -> list[Cell]:
     return list(msgspec.structs.astuple(facts))
 
 

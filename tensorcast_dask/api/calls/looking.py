@@ -141,7 +141,7 @@ class Looking(Calls):
         """Run one SELECT over the catalog.
 
         Tables: artifacts, versions, replicas, nodes, leases, pins, aliases, views, plans,
-        steps, operations, transfers, events. `SELECT * FROM versions` shows a table's columns,
+        steps, instances, operations, transfers, events. `SELECT * FROM versions` shows a table's columns,
         as does the refusal of one that is not there. The `ttl_s` of a pin without end is null.
 
         Returns

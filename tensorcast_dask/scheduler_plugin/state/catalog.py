@@ -174,7 +174,9 @@ class Catalog:
             plans=self.plans,
         )
         usage = self.observed.usage
-        self.reads = Reads(ground, self.creations, usage, self.explaining)
+        self.reads = Reads(
+            ground, self.creations, self.instances, usage, self.explaining
+        )
         self.links = Links(
             ground,
             self.inventories,

@@ -367,10 +367,30 @@ class NodeFacts(_Value, frozen=True, kw_only=True):
     pinned_bytes: int
 
 
+class InstanceFacts(_Value, frozen=True, kw_only=True):
+    """One instance, for the `instances` table; what has no one value is JSON."""
+
+    name: str
+    node: NodeId
+    node_name: str
+    attachment: str
+    term: int
+    pid: int
+    functions: str
+    engine: str
+    labels: str
+    holds: str
+    poisoned: str
+    draining: bool
+    load: str
+    load_age_s: float | None
+
+
 class Snapshot(_Value, frozen=True, kw_only=True):
     """What sql shows that no row holds: small, and true at one instant."""
 
     nodes: tuple[NodeFacts, ...]
+    instances: tuple[InstanceFacts, ...]
     operations: tuple[OperationFacts, ...]
     #: Versions that are being created: (id, version, generation, nbytes).
     creating: tuple[tuple[ArtifactId, int, Generation, int], ...]

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from tensorcast_dask.scheduler_plugin.state.events import InstanceFacts
 from tensorcast_dask.scheduler_plugin.state.ground import Ground
 from tensorcast_dask.scheduler_plugin.state.operations import Caller
 from tensorcast_dask.scheduler_plugin.state.records import NodeRecord
@@ -154,6 +155,12 @@ class Instances:
             draining=listed.load.draining,
         )
 
+    def facts(self) -> tuple[InstanceFacts, ...]:
+        """Give them as rows."""
+        return tuple(
+            _facts(self._state(self._by_name[name])) for name in sorted(self._by_name)
+        )
+
     # ------------------------------------------------------------ small parts
     def _of(self, node: NodeRecord) -> list[_Listed]:
         return [one for one in self._by_name.values() if one.node is node]
@@ -179,3 +186,26 @@ class Instances:
             node=listed.node.node,
             poisoned=record.poisoned,
         )
+
+
+def _facts(state: InstanceState) -> InstanceFacts:
+    def text(value: object) -> str:
+        return msgspec.json.encode(value, order="sorted").decode()
+
+    record = state.record
+    return InstanceFacts(
+        name=record.name,
+        node=state.card.node,
+        node_name=state.card.name,
+        attachment=record.attachment,
+        term=record.term,
+        pid=record.pid,
+        functions=text(record.functions),
+        engine=text(record.engine),
+        labels=text(record.labels),
+        holds=text(record.holds),
+        poisoned=record.poisoned,
+        draining=state.draining,
+        load=text(state.load),
+        load_age_s=state.load_age_s,
+    )

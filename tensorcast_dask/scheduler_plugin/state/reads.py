@@ -17,6 +17,7 @@ from tensorcast_dask.scheduler_plugin.state.creations import Creations
 from tensorcast_dask.scheduler_plugin.state.events import RunQuery, Snapshot
 from tensorcast_dask.scheduler_plugin.state.explaining import Explaining
 from tensorcast_dask.scheduler_plugin.state.ground import Ground
+from tensorcast_dask.scheduler_plugin.state.instances import Instances
 from tensorcast_dask.scheduler_plugin.state.listing import (
     MAX_PAGE,
     cursor_of,
@@ -62,8 +63,14 @@ class Reads:
     """Answers to questions."""
 
     def __init__(
-        self, ground: Ground, creations: Creations, usage: Usage, explaining: Explaining
+        self,
+        ground: Ground,
+        creations: Creations,
+        instances: Instances,
+        usage: Usage,
+        explaining: Explaining,
     ) -> None:
+        self._instances = instances
         self._usage = usage
         self._explaining = explaining
         self._outbox = ground.outbox
@@ -237,6 +244,7 @@ class Reads:
             within_s=ask.deadline_s + _ANSWER_S,
             snapshot=Snapshot(
                 nodes=self._nodes.facts(),
+                instances=self._instances.facts(),
                 operations=self._operations.facts(),
                 creating=self._creations.facts,
             ),

@@ -386,3 +386,37 @@ def test_p33_many_askers_at_once_get_their_own_answers(scene: Scene) -> None:
     for thread in threads:
         thread.join()
     assert wrong == []
+
+
+def test_instances_are_a_table_with_what_they_offer_hold_and_pushed(
+    scene: Scene,
+) -> None:
+    node = scene.desk.nodes[NodeId("a")]
+    record = m.InstanceRecord(
+        name="engine",
+        attachment="a1",
+        pid=7,
+        functions=("f", "g"),
+        labels={"pool": "blue"},
+        holds={"w": 3},
+    )
+    node.say(m.InstancesHere(records=(record,), whole=True))
+    columns = (
+        "name, node_name, pid, labels->>'pool', (holds->>'w')::INTEGER, load_age_s"
+    )
+    asked = f"SELECT {columns} FROM instances WHERE NOT draining AND poisoned = ''"
+    assert scene.sql(asked) == [("engine", "w-a", 7, "blue", 3, None)]
+    (seen,) = (one for one in node.inbox if isinstance(one, m.InstanceSeen))
+    load = m.InstanceLoad(
+        instance="engine",
+        epoch=seen.term,
+        number=1,
+        values={"queue": 4.0},
+        age_s=0.0,
+        draining=True,
+    )
+    node.say(load)
+    asked = "SELECT draining, load->>'queue', load_age_s >= 0, functions FROM instances"
+    assert scene.sql(asked) == [(True, "4.0", True, '["f","g"]')]
+    node.say(m.InstancesHere(records=(), whole=True))
+    assert scene.sql("SELECT * FROM instances") == []

@@ -2,6 +2,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from tensorcast_dask.dataplane import memory
+from tensorcast_dask.exceptions import CapacityError
 from tensorcast_dask.store.machine import Machine
 
 GIB = 1 << 30
@@ -78,3 +82,19 @@ def test_a_limit_that_is_none_limits_nothing(tmp_path: Path) -> None:
 def test_what_cannot_be_read_refuses_nothing(tmp_path: Path) -> None:
     found = Machine(proc=tmp_path / "no", cgroups=tmp_path / "no").headroom()
     assert (found.available_bytes, found.cgroup_limit_bytes) == (-1, -1)
+
+
+def test_memory_that_is_not_there_is_refused_before_it_is_filled(
+    tmp_path: Path,
+) -> None:
+    root = tmp_path / "cgroup"
+    group(root / "a", memory_max=3 * GIB, memory_current=2 * GIB, memory_stat="")
+    looked = machine(tmp_path, "0::/a\n")
+    looked.check_room(GIB)
+    with pytest.raises(CapacityError) as refused:
+        looked.check_room(GIB + 1)
+    assert refused.value.data == {"wanted": GIB + 1, "free": GIB}
+    with pytest.raises(CapacityError):
+        memory.private(1 << 50)
+    unknown = Machine(proc=tmp_path / "none", cgroups=tmp_path / "none")
+    unknown.check_room(1 << 50)  # what cannot be read is no limit
