@@ -325,6 +325,8 @@ class PullRun:
         )
 
     def _fetch(self, side: _Side, chunk: int) -> None:
+        if self._outcome is not None:  # the first refusal is the outcome
+            return
         try:
             self._reserve()
         except TensorCastError as error:

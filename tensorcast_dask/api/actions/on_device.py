@@ -264,12 +264,8 @@ def fill(
 
 
 # -------------------------------------------------------------------- binding
-def bind(
-    core: Core,
-    info: ArtifactInfo,
-    targets: Mapping[str, Any],
-    limit: Deadline,
-    cards: Sequence[NodeCard],
+async def bind(
+    core: Core, info: ArtifactInfo, targets: Mapping[str, Any], limit: Deadline
 ) -> bool:
     """Fill tensors of one device from a holder's; False, and nothing done, without one."""
     found = [value for value in targets.values() if isinstance(value, DeviceTensor)]
@@ -278,6 +274,7 @@ def bind(
         return False
     if any(value.device is not own.device for value in found):
         return False
+    cards = await holders(core, info, limit)
 
     def filled(source: IpcSource) -> bool:
         index = core.stores.index(info.generation, source.open().index)
@@ -290,4 +287,5 @@ def bind(
         source.read_places(places)
         return True
 
-    return bool(_reached(core, info, own, limit, cards, filled))
+    done = await core.in_thread(_reached, core, info, own, limit, cards, filled)
+    return bool(done)

@@ -328,8 +328,7 @@ def read_into(
         raise InvalidArgument(message)
 
     async def work() -> None:
-        cards = await on_device.holders(core, info, limit)
-        if await core.in_thread(on_device.bind, core, info, targets, limit, cards):
+        if await on_device.bind(core, info, targets, limit):
             return
         found = await _anywhere(core, info, limit)
         await core.in_thread(_copy_out, found, targets)

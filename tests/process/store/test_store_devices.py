@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import signal
@@ -27,6 +28,7 @@ from tensorcast_dask.tensors.messages import (
     Open,
     Opened,
     ReplicaDropped,
+    TaskProgress,
     Tier,
 )
 from tests.kit.eventually import eventually
@@ -268,7 +270,7 @@ def test_a_pull_from_another_host_lands_on_the_device_and_nowhere_else(
     host = scene.program.host()
     task = scene.catalog.start_pull(scene.card, gen, nbytes, *sources, tier=Tier.DEVICE)
     if killed:
-        eventually(lambda: scene.counts()["reserved_bytes"], within_s=20.0)
+        eventually(lambda: scene.tiers(gen), within_s=20.0)
         os.kill(sources[0].pid, signal.SIGKILL)
     done = scene.catalog.done(scene.card.node, task, within_s=40.0)
     assert done.moved_bytes == nbytes
@@ -276,6 +278,29 @@ def test_a_pull_from_another_host_lands_on_the_device_and_nowhere_else(
     assert scene.tiers(gen) == ["device"]
     assert scene.program.host() == host
     assert scene.read_slab(gen, nbytes) == data
+
+
+def test_the_end_of_the_device_process_in_a_pull_is_typed_and_leaves_nothing(
+    scene: Scene,
+) -> None:
+    nbytes, gen = 9 * MIB, generation()
+    stores, link = scene.stores, scene.catalog.target
+    slow = stores.start(
+        link=link, host=stores.separate(1), bandwidth_bytes_per_s=1.0 * MIB
+    )
+    with StoreClient(slow) as client:
+        client.put(content(nbytes), gen)
+    task = scene.catalog.start_pull(scene.card, gen, nbytes, slow, tier=Tier.DEVICE)
+    heard = functools.partial(scene.catalog.heard, scene.card.node, TaskProgress)
+    eventually(lambda: [one for one in heard() if one.task == task], within_s=20.0)
+    os.kill(scene.told.pid, signal.SIGKILL)
+    with pytest.raises((DeviceError, Gone)):
+        scene.catalog.done(scene.card.node, task, within_s=40.0)
+    eventually(lambda: scene.tiers(gen) == [], within_s=20.0)
+    scene.told = scene.start_device()
+    again = scene.program.put(content(MIB))
+    scene.move(again, MIB, Tier.DEVICE)
+    assert scene.read_slab(again, MIB) == content(MIB)
 
 
 def test_the_end_of_the_device_process_is_a_lost_replica_and_no_more(
