@@ -10,12 +10,14 @@ Rules:
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from weakref import WeakKeyDictionary
 
 from tensorcast_dask.dataplane import bearer
-from tensorcast_dask.exceptions import CatalogUnavailable
+from tensorcast_dask.exceptions import CatalogUnavailable, InvalidArgument
 from tensorcast_dask.http.gateway import Gateway, Limits
 from tensorcast_dask.http.handler import GatewayHandler
 from tensorcast_dask.scheduler_plugin.dask_private import EXTENSION
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
     from tensorcast_dask.scheduler_plugin.installation import Installation
 
 __all__ = ["DashboardHandler", "routes"]
+
+log = logging.getLogger(__name__)
 
 ROOT: Final = "/tensorcast"
 
@@ -59,7 +63,12 @@ class DashboardHandler(GatewayHandler):
             making = asyncio.create_task(asyncio.to_thread(_make, beside))
             known = _gateways[self._scheduler] = _Made(beside.token, making)
             installed.guests.add(known.end)
-        return await asyncio.shield(known.making)
+        try:
+            return await asyncio.shield(known.making)
+        except InvalidArgument as error:  # of a setting, which is nobody's business
+            log.error("the dashboard's gateway cannot be made: %s", error)  # noqa: TRY400
+            message = "this gateway cannot work; the scheduler's log says why"
+            raise CatalogUnavailable(message) from None
 
 
 class _Made(NamedTuple):
@@ -76,8 +85,9 @@ class _Made(NamedTuple):
 
     async def end(self) -> None:
         """End it."""
-        gateway = await self.making
-        await gateway.close()
+        with contextlib.suppress(InvalidArgument):
+            gateway = await self.making
+            await gateway.close()
 
 
 def _make(beside: Beside) -> Gateway:

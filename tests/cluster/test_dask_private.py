@@ -14,6 +14,7 @@ import pytest
 from dask.base import annotate
 from distributed import Client, Nanny, Scheduler, Worker
 from distributed.spill import SpillBuffer
+from tornado.httpclient import AsyncHTTPClient
 
 from tensorcast_dask.scheduler_plugin import dask_private as of_scheduler
 from tensorcast_dask.worker_plugin import dask_private as of_worker
@@ -65,6 +66,20 @@ async def test_extensions_and_plugin_tables_are_dicts_of_the_scheduler() -> None
         assert isinstance(scheduler.extensions, dict)
         assert isinstance(scheduler.worker_plugins, dict)
         assert isinstance(scheduler.nanny_plugins, dict)
+
+
+@on_loop
+async def test_the_dashboards_server_takes_a_modules_routes_while_it_runs() -> None:
+    async with a_scheduler() as scheduler:
+        port = scheduler.services["dashboard"].port
+        url = f"http://127.0.0.1:{port}/tensorcast/v1/nodes"
+        asking = AsyncHTTPClient()
+        before = await asking.fetch(url, raise_error=False)
+        of_scheduler.add_routes(scheduler, "tensorcast_dask.http.dashboard")
+        after = await asking.fetch(url, raise_error=False)
+        asking.close()
+        assert (before.code, after.code) == (404, 503)  # there is no catalog
+        assert b"CatalogUnavailable" in after.body
 
 
 @on_loop

@@ -277,6 +277,23 @@ def read_until(reader: subprocess.Popen[bytes], words: bytes) -> None:
     raise AssertionError(words)
 
 
+def test_a_token_that_cannot_be_read_opens_nothing_and_is_named_in_the_log_only(
+    tmp_path_factory: pytest.TempPathFactory, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path_factory.mktemp("tc")
+    missing = str(folder / "no-such-token")
+    settings = {"http": {"token-file": missing}}
+    with local_cluster(folder / "r", n_workers=0, settings=settings) as made:
+        scheduler = made.scheduler
+        assert scheduler is not None
+        base = f"http://127.0.0.1:{scheduler.http_server.port}/tensorcast"
+        curl = Curl(base, "", folder)
+        for token in (False, True):
+            reply = curl("/v1/nodes", token=token)
+            assert (reply.status, missing in reply.body.decode()) == (503, False)
+    assert missing in caplog.text
+
+
 # ------------------------------------------------------------ without a cluster
 class Scene(Gateway):
     """A gateway whose answers are endless, or longer than any buffer."""
