@@ -12,13 +12,12 @@ Rules:
 from __future__ import annotations
 
 import importlib
-import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from tensorcast_dask.dataplane.arrays.cuda_arrays import CupyBackend
+from tensorcast_dask.dataplane.arrays.cuda_arrays import CupyBackend, kind_of
 from tensorcast_dask.dataplane.arrays.numpy_backend import NumpyBackend
 from tensorcast_dask.dataplane.arrays.on_device import DeviceBackend, DeviceTensor
 from tensorcast_dask.exceptions import (
@@ -84,14 +83,10 @@ def _owner(kind: type) -> ArrayBackend | None:
         return _NUMPY
     if issubclass(kind, DeviceTensor):
         return _ON_DEVICE
-    cupy = sys.modules.get("cupy")
-    if cupy is not None and issubclass(kind, cupy.ndarray):
+    cupy, torch = kind_of("cupy", "ndarray"), kind_of("torch", "Tensor")
+    if cupy is not None and issubclass(kind, cupy):
         return _CUPY
-    torch = sys.modules.get("torch")
-    tensor = getattr(
-        torch, "Tensor", None
-    )  # absent while torch is still being imported
-    if tensor is not None and issubclass(kind, tensor):
+    if torch is not None and issubclass(kind, torch):
         return backend_named("torch")
     return None
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tensorcast_dask.dataplane.arrays.contract import Bytes
     from tensorcast_dask.dataplane.devices import Device
 
-__all__ = ["CupyBackend", "adopted", "settle"]
+__all__ = ["CupyBackend", "adopted", "kind_of", "settle"]
 
 _ON_DEVICE = DeviceBackend()
 
@@ -64,11 +64,10 @@ def settle(sources: Sequence[Source]) -> None:
     waits: dict[tuple[str, int], Callable[[], object]] = {}
     for source in sources:
         value: Any = source.value
-        torch = sys.modules.get("torch")
-        if torch is not None and isinstance(value, torch.Tensor) and value.is_cuda:
+        if _is(value, "torch", "Tensor") and value.is_cuda:
             at = value.device.index
-            waits["torch", at] = partial(torch.cuda.synchronize, at)
-        elif _is_cupy(type(value)):
+            waits["torch", at] = partial(sys.modules["torch"].cuda.synchronize, at)
+        elif _is(value, "cupy", "ndarray"):
             waits["cupy", value.device.id] = value.device.synchronize
     for wait in waits.values():
         wait()
@@ -88,20 +87,25 @@ def _adopted(source: Source, opened: Callable[[str], Device]) -> Source:
 
 
 def _place_of(value: Any) -> _Place | None:  # noqa: ANN401 - any library's
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(value, torch.Tensor):
+    if _is(value, "torch", "Tensor"):
         lazy = value.is_conj() or value.is_neg()
         if not value.is_cuda or not value.is_contiguous() or lazy:
             return None
         return _Place(value.device.index, value.data_ptr(), value.nbytes)
-    if _is_cupy(type(value)) and value.flags.c_contiguous:
+    if _is(value, "cupy", "ndarray") and value.flags.c_contiguous:
         return _Place(value.device.id, int(value.data.ptr), int(value.nbytes))
     return None
 
 
-def _is_cupy(kind: type) -> bool:
-    cupy = sys.modules.get("cupy")
-    return cupy is not None and issubclass(kind, cupy.ndarray)
+def _is(value: object, library: str, name: str) -> bool:
+    kind = kind_of(library, name)
+    return kind is not None and isinstance(value, kind)
+
+
+def kind_of(library: str, name: str) -> type | None:
+    """Give a library's kind of array; None while nobody has (wholly) imported the library."""
+    found: type | None = getattr(sys.modules.get(library), name, None)
+    return found
 
 
 class CupyBackend:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,12 @@ import pytest
 from tensorcast_dask.dataplane import arrays
 from tensorcast_dask.dataplane.arrays import DeviceTensor
 from tensorcast_dask.dataplane.devices import Device, Holding, open_device
-from tensorcast_dask.exceptions import Mismatch, NotFound, UnsupportedPlatform
+from tensorcast_dask.exceptions import (
+    Mismatch,
+    NotFound,
+    UnsupportedDtype,
+    UnsupportedPlatform,
+)
 from tensorcast_dask.tensors.devices import parse_devices
 
 MIB = 1 << 20
@@ -93,6 +100,18 @@ def test_a_tensor_that_others_have_open_is_not_written_to(device: Device) -> Non
     target = arrays.materialise_on(holding, index)
     with pytest.raises(Mismatch, match="shared"):
         arrays.copy_out(bytes(64), index, target)
+
+
+def test_libraries_that_are_being_imported_stand_in_nobodys_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("cupy", "torch"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    _, sources = arrays.canonical({"turned": np.arange(6.0).reshape(2, 3).T})
+    arrays.settle(sources)
+    assert arrays.adopted(sources, pytest.fail) == sources
+    with pytest.raises(UnsupportedDtype):
+        arrays.canonical({"x": object()})
 
 
 def test_what_cannot_be_made_is_said_by_type(device: Device) -> None:
