@@ -60,6 +60,8 @@ _CELL: Final = "text-align:left;vertical-align:top;padding:2px 10px 2px 4px"
 #: Longer text is cut: a card is to be read at a glance.
 _LONGEST: Final = 300
 _MOST_ROWS: Final = 50
+#: Text of a cell that stays on one line.
+_SHORT: Final = 24
 
 
 class Html(str):
@@ -154,7 +156,7 @@ def table(
     tops = "".join(f"<th style='{_CELL};opacity:.7'>{markup(one)}</th>" for one in head)
     lines = "".join(
         "<tr>"
-        + "".join(f"<td style='{_CELL}'>{markup(one)}</td>" for one in row)
+        + "".join(f"<td style='{_cell(one)}'>{markup(one)}</td>" for one in row)
         + "</tr>"
         for row in rows[:most]
     )
@@ -165,6 +167,12 @@ def table(
         f"border-bottom:{_LINE}'><thead style='border-bottom:{_LINE}'><tr>{tops}</tr></thead>"
         f"<tbody>{lines}</tbody></table></div>{foot}"
     )
+
+
+def _cell(value: object) -> str:
+    """Give the style of a cell: a few words are not broken."""
+    short = not isinstance(value, Html) and len(str(value)) <= _SHORT
+    return f"{_CELL};white-space:nowrap" if short else _CELL
 
 
 def bar(parts: Iterable[tuple[str, float]], says: object, *, wide: str = "9em") -> Html:
@@ -188,7 +196,8 @@ def bar(parts: Iterable[tuple[str, float]], says: object, *, wide: str = "9em") 
         f"display:inline-block;width:{wide};height:.75em;line-height:0;overflow:hidden;"
         f"white-space:nowrap;border:{_LINE};border-radius:3px;margin-right:.6em"
     )
-    return Html(f"<span style='{style}'>{pieces}</span>{markup(says)}")
+    line = f"<span style='{style}'>{pieces}</span>{markup(says)}"
+    return Html(f"<span style='white-space:nowrap'>{line}</span>")
 
 
 def link(address: str, says: object = "") -> Html:

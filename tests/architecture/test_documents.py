@@ -122,6 +122,17 @@ def test_every_kind_of_error_is_explained_as_it_is() -> None:
     }
 
 
+def test_every_page_is_in_the_navigation_of_the_site() -> None:
+    """Else `make docs` fails: add the page to a toctree of docs/index.md."""
+    listed = set(re.findall(r"^[a-z/]+$", text("docs/index.md"), re.MULTILINE))
+    pages = {
+        name.removeprefix("docs/").removesuffix(".md")
+        for name in documents()
+        if name.startswith("docs/")
+    }
+    assert listed == pages - {"index"}
+
+
 def test_every_kind_of_error_has_a_place_to_look() -> None:
     said = set(re.findall(r"`(\w+)`", text("docs/troubleshooting.md")))
     kinds = {name for name in exceptions.__all__ if name[0].isupper()}

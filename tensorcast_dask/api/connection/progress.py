@@ -16,6 +16,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from tensorcast_dask.exceptions import TensorCastError
+from tensorcast_dask.notebook.markup import human_bytes
 
 if TYPE_CHECKING:
     from tensorcast_dask.tensors.messages import OperationState
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 __all__ = ["Meter", "meter", "watch"]
 
 _EVERY_S: Final = 0.1
-_GB: Final = 1e9
 
 
 class Meter(Protocol):
@@ -156,7 +156,7 @@ class _Widget:
         if self._of != "bytes":
             return f"{done} of {total} {self._of}"
         rate = done / max(time.monotonic() - self._started_s, 1e-3)
-        return f"{done / _GB:.2f} of {total / _GB:.2f} GB, {rate / _GB:.2f} GB/s"
+        return f"{human_bytes(done)} of {human_bytes(total)}, {human_bytes(rate)}/s"
 
     def close(self, status: str) -> None:
         self._bar.bar_style = "success" if status == "done" else "danger"
