@@ -143,6 +143,7 @@ def test_every_kind_of_step_does_what_the_call_of_its_name_does(
         tmp_path / "w.safetensors", "again", after=[saved]
     )
     own = plan.on_worker(there).copy(weights, "own")
+    same_again = plan.on_worker(here).copy(weights, "own", after=[own])
     plan.on_worker(here).copy(cut, "shown", version=3)
     moved = plan.on_worker(here).migrate(loaded, there)
     copied = plan.on_worker(there).replicate(weights)
@@ -160,6 +161,7 @@ def test_every_kind_of_step_does_what_the_call_of_its_name_does(
     assert result[same].value.tensor(framework="numpy").shape == (10,)
     assert result[cut].value.tensor(framework="numpy").shape == (3,)
     assert result[own].value.id == "own"
+    assert result[same_again].value == result[own].value  # a repeat makes no other
     assert [p.card.node for p in result[own].value.locations()] == [there.node]
     (same_bytes,) = {
         one.tensor_dict(framework="numpy")["embed"].tobytes()

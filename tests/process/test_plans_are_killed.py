@@ -56,7 +56,6 @@ KINDS: dict[str, Step] = {
     "pin": lambda at, artifact, _: at.pin(artifact, ttl=600.0, name="it"),
     "publish": lambda at, artifact, _: at.publish(artifact, name="it"),
     "replicate": lambda at, artifact, _: at.replicate(artifact, name="it"),
-    "copy": lambda at, artifact, _: at.copy(artifact, f"{artifact.id}-own", name="it"),
     "destroy": lambda at, artifact, _: at.destroy(artifact, name="it"),
     "alias": lambda at, artifact, now: at.alias(
         "moving", artifact, expect=now, name="it"
@@ -72,15 +71,8 @@ def moves(cast: tc.Session) -> int:
     return int(row[0])
 
 
-@pytest.mark.parametrize(
-    ("kind", "instant"),
-    [
-        (kind, instant)
-        for kind in KINDS
-        for instant in INSTANTS
-        if kind != "copy" or instant == "plan.step_changed"
-    ],
-)
+@pytest.mark.parametrize("instant", INSTANTS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_p26_a_worker_that_is_killed_in_a_step_leaves_one_effect_and_its_first_answer(
     cast: tc.Session,
     place: tuple[tc.LocalCluster, Faults],
@@ -116,9 +108,6 @@ def test_p26_a_worker_that_is_killed_in_a_step_leaves_one_effect_and_its_first_a
         case "replicate":
             held = {one.card.node for one in artifact.locations()}
             assert held == {holder, worker.node}
-        case "copy":
-            assert (value.version, value.nbytes) == (1, artifact.nbytes)
-            assert value.tensor(framework="numpy").tobytes() == CONTENT.tobytes()
         case "destroy":
             assert value.versions == (artifact.version,)
             assert not cast.exists(artifact.id)
