@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
 import os
 import shutil
@@ -98,10 +99,26 @@ def end_work(state: dict[str, Any]) -> None:
 
 
 # ------------------------------------------------------------------ on the scheduler
-async def ticks(count: int, dask_scheduler: Any) -> list[tuple[float, float]]:  # noqa: ARG001
-    """Let an open page be made anew and sent; what each time took, in ms of
-    the loop's processor and in ms."""
+async def ticks(count: int, dask_scheduler: Any) -> list[float]:  # noqa: ARG001
+    """Let an open page be made anew and sent; what each time held the loop, in ms."""
+    from bokeh.protocol import Protocol
+    from tornado.websocket import WebSocketHandler
+
     from tensorcast_dask.dashboard.pages.view import View
+
+    used: list[float] = []
+
+    def timed(function: Any) -> Any:
+        # None of these waits for anything: what lies between is others' work.
+        @functools.wraps(function)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            begun_s = time.thread_time()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                used.append(time.thread_time() - begun_s)
+
+        return run
 
     def connected(view: View) -> bool:
         session = getattr(view._doc.session_context, "session", None)
@@ -111,19 +128,24 @@ async def ticks(count: int, dask_scheduler: Any) -> list[tuple[float, float]]:  
         found = [one for one in gc.get_objects() if isinstance(one, View)]
         return [one for one in found if connected(one)]
 
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not views():  # noqa: ASYNC110 - it is another program that opens it
             await asyncio.sleep(0.2)
-    view = views()[0]
-    held: list[tuple[float, float]] = []
-    for _ in range(count):
-        view._board._tick = -1
-        begun_s, used_s = time.perf_counter(), time.thread_time()
-        # Bokeh's own lock, and the sending of what changed, are part of it.
-        await view._doc.session_context.session.with_document_locked(view.update)
-        used_ms = (time.thread_time() - used_s) * 1000
-        held.append((used_ms, (time.perf_counter() - begun_s) * 1000))
-        await asyncio.sleep(0.05)
+    view, held = views()[0], []
+    before = Protocol.create, WebSocketHandler.write_message
+    Protocol.create = timed(before[0])
+    WebSocketHandler.write_message = timed(before[1])  # type: ignore[method-assign]
+    try:
+        for _ in range(count):
+            view._board._tick = -1
+            used.clear()
+            session = view._doc.session_context.session
+            await session.with_document_locked(timed(view.update))
+            held.append(sum(used) * 1000)
+            await asyncio.sleep(0.05)
+    finally:
+        Protocol.create = before[0]
+        WebSocketHandler.write_message = before[1]  # type: ignore[method-assign]
     return held
 
 
@@ -229,19 +251,17 @@ def main(sizes: Sizes) -> None:
             busy(begin_work, address)
             context = browser.new_context(viewport={"width": 1440, "height": 1000})
             context.new_page().goto(f"{base}/tensorcast-placement")
-            said: dict[str, list[float]] = {"median": [], "p99 by the clock": []}
+            said: dict[str, list[float]] = {"median": [], "most": []}
 
             def p99() -> float:
-                found = cast.client.run_on_scheduler(ticks, count)
-                used = [one for one, _ in found]
-                said["median"].append(statistics.median(used))
-                clock = [one for _, one in found]
-                said["p99 by the clock"].append(statistics.quantiles(clock, n=100)[98])
-                return statistics.quantiles(used, n=100)[98]
+                held = cast.client.run_on_scheduler(ticks, count)
+                said["median"].append(statistics.median(held))
+                said["most"].append(max(held))
+                return statistics.quantiles(held, n=100)[98]
 
             emit(
                 absolute(
-                    TICK, p99, bar=100, better="lower", unit="ms", times=3, notes=said
+                    TICK, p99, bar=100, better="lower", unit="ms", times=1, notes=said
                 )
             )
             context.close()

@@ -34,7 +34,7 @@ def draw(board: Board, doc: Document, arguments: dict[str, str]) -> None:
     table = look.table(
         view.source("events", "at", "event", "subject", "node", "facts", "link"),
         {
-            "at": look.when("time", 95),
+            "at": look.when("time", 115),
             "event": look.plain("event", 120, font_style="bold"),
             "subject": look.link("of what", 360),
             "node": look.plain("node", 210),

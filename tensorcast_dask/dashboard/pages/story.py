@@ -38,7 +38,7 @@ def draw(board: Board, doc: Document, arguments: dict[str, str]) -> None:
     )
     lines = look.table(
         view.source("lines"),
-        {"at": look.when("time", 95), "what": look.plain("what happened", 1100)},
+        {"at": look.when("time", 115), "what": look.plain("what happened", 1100)},
         name="table-lines",
         height=380,
     )
