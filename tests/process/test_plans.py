@@ -658,9 +658,13 @@ def test_a_plan_comes_back_from_its_json_and_is_drawn(
     cast: tc.Session, weights: tc.Artifact, tmp_path: Path
 ) -> None:
     w1, w2 = cast.workers()
-    plan = cast.plan()
+    asks = tc.context(id="me", ddl=90, key=next(KEYS), priority=2, tags=["t"])
+    plan = cast.plan(asks)
     copy = plan.on_worker(w1).replicate(weights)
     plan.on_worker(w2).publish(copy)
+    again = tc.Plan.from_spec(cast, plan.to_spec())
+    assert (again.context, again.key) == (asks, plan.key)
+    assert again.spec == plan.spec
     picture = plan.visualize(tmp_path / "plan.svg")
     assert (tmp_path / "plan.svg").read_text() == picture
     assert f"replicate on {w1.name}" in picture

@@ -214,6 +214,17 @@ class Plan:
         """Give the plan as JSON text, without the functions of its `submit` steps."""
         return self.spec.to_json().decode()
 
+    @classmethod
+    def from_spec(cls, session: Any, text: str | bytes) -> Self:
+        """Make a plan of what `to_spec` gave: its steps, and who asks, by when, under which key.
+
+        Raises
+        ------
+        InvalidArgument
+            As `load_spec`.
+        """
+        return cls(session, PlanSpec.from_json(text).context).load_spec(text)
+
     def load_spec(self, text: str | bytes) -> Self:
         """Add the steps of a plan that was written as JSON.
 
