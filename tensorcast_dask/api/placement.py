@@ -125,7 +125,8 @@ class Placement:
             self.error = error
         finally:
             self._watch.closed = True
-            self._core.placements.pop(self._view, None)
+            if self._core.placements.get(self._view) is self:
+                del self._core.placements[self._view]
             self._show(state="ended")
 
     @property

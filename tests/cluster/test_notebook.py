@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -197,10 +198,11 @@ def test_an_event_loop_is_never_made_to_wait_for_what_is_shown(
 def test_a_shell_is_taught_what_cannot_draw_itself(
     cast: tc.Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    interactive: Any = pytest.importorskip(
-        "IPython.core.interactiveshell", reason="IPython is not installed"
-    ).InteractiveShell
-    shell = interactive()
+    formatters: Any = pytest.importorskip(
+        "IPython.core.formatters", reason="IPython is not installed"
+    )
+    # What a shell shows with; a whole one would write a history into the home folder.
+    shell = SimpleNamespace(display_formatter=formatters.DisplayFormatter())
     monkeypatch.setattr("IPython.get_ipython", lambda: shell)
     from tensorcast_dask.notebook.formatters import teach
 

@@ -178,7 +178,7 @@ class Core(SyncMethodMixin):
             return None
         try:
             return self.call(lambda: look(deadline(_GLIMPSE_S).sooner(_GLIMPSE_S)))
-        except TensorCastError:
+        except (TensorCastError, RuntimeError):  # its event loop may be gone
             return None
 
     @property

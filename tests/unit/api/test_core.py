@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import errno
+from typing import Any
 
 import pytest
+from tornado.ioloop import IOLoop
 
-from tensorcast_dask.api.connection.core import typed
+from tensorcast_dask.api.connection.core import Core, typed
 from tensorcast_dask.exceptions import CapacityError, DeadlineExceeded
 
 
@@ -30,3 +32,25 @@ def test_every_other_error_is_left_as_it_is(error: OSError) -> None:
     with pytest.raises(type(error)) as raised:
         asyncio.run(typed(fails, error))
     assert raised.value is error
+
+
+def test_what_a_notebook_shows_is_left_out_when_the_event_loop_is_gone() -> None:
+    loop = IOLoop(make_current=False)
+    loop.close()
+    nothing: Any = None
+    core = Core(
+        loop=loop,
+        link=nothing,
+        stores=nothing,
+        client=nothing,
+        host=nothing,
+        devices=nothing,
+        deadline_default_s=1.0,
+    )
+
+    async def look(_: object) -> str:
+        return "never seen"
+
+    assert core.glimpse(look) is None
+    core.close()
+    assert core.glimpse(look) is None
