@@ -330,6 +330,7 @@ def test_a_new_aim_ends_the_present_link(catalog: Catalog) -> None:
     with node_on(catalog.target) as node:
         caller = catalog.accept()
         caller.welcome()
+        node.ups.get(timeout=WITHIN_S)  # else what is ended is an attempt, not a link
         node.link.aim(other.target)
         assert caller.hear() == Inventory(replicas=())
         with pytest.raises(PeerLost):
