@@ -105,6 +105,28 @@ def plan_ms(cast: Any) -> float:
     return (time.perf_counter() - begin) / LENGTH * 1e3
 
 
+def rpc_us(cast: Any) -> float:
+    """One call, run as a plan that a store drives."""
+    plan = cast.plan()
+    plan.on_instance("engine").call("nothing")
+    begin = time.perf_counter()
+    assert plan.run(executor="rpc").status == "done"
+    return (time.perf_counter() - begin) * 1e6
+
+
+def way_us(cast: Any, handle: Any) -> float:
+    """One call from here, and one request to the catalog."""
+    begin = time.perf_counter()
+    handle.call("nothing")
+    cast.exists("nothing of that name")
+    return (time.perf_counter() - begin) * 1e6
+
+
+def median_of(act: Any, times: int = 30) -> float:
+    """The median of a few, since one is over in a moment."""
+    return sorted(act() for _ in range(times))[times // 2]
+
+
 def graph_ms(cast: Any) -> float:
     """The same chain of empty tasks."""
     run = next(RUNS)
@@ -176,6 +198,18 @@ def calls(sizes: Sizes, cast: Any) -> None:
             )
         )
         sock.close()
+        emit(
+            paired(
+                "an instance step of a plan by rpc, against a call and a bare request",
+                lambda: median_of(lambda: rpc_us(cast)),
+                lambda: median_of(lambda: way_us(cast, handle)),
+                unit="us",
+                bar=2,
+                better="lower",
+                pairs=sizes.pairs,
+                warm=2,
+            )
+        )
     emit(
         paired(
             "an instance step of a plan by graph, against an empty Dask task",
@@ -243,7 +277,7 @@ def far(sizes: Sizes, cluster: Any) -> None:
 
 
 def main(sizes: Sizes) -> None:
-    """Five lines."""
+    """Six lines."""
     with (
         product.cluster(sizes, n_workers=1) as cluster,
         product.session(cluster) as cast,

@@ -194,6 +194,8 @@ class Link:
             _shut(self._sock)
 
     def _poke(self) -> None:
+        if threading.get_ident() == self._thread.ident:
+            return  # it looks before it waits
         with contextlib.suppress(OSError):
             self._wake.send(b"x")
 

@@ -149,7 +149,9 @@ class Journal:
         """Queue a batch; never blocks. `notify` follows."""
         with self._wake:
             self._queue.append(batch)
-            self._wake.notify()
+            # While lazy ones lie, another one changes nothing.
+            if not batch.lazy or len(self._queue) == 1:
+                self._wake.notify()
 
     def on_commit(self, absorb: Absorb) -> None:
         """Have committed rows handed to `absorb` (the tables), from the journal's thread.

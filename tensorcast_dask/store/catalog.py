@@ -39,6 +39,7 @@ from tensorcast_dask.tensors.messages import (
     DoLoad,
     DoMark,
     DoPull,
+    DoRun,
     DoSave,
     DoWeigh,
     DropGranted,
@@ -69,6 +70,7 @@ if TYPE_CHECKING:
     from tensorcast_dask.store.instances import InstanceDesk
     from tensorcast_dask.store.jobs import Job, Jobs
     from tensorcast_dask.store.movers import Movers
+    from tensorcast_dask.store.plans import PlanDesk
     from tensorcast_dask.store.state.replicas import Replica
     from tensorcast_dask.tensors.ids import Generation
 
@@ -107,6 +109,8 @@ class Catalog:
         Carries loads and saves out.
     desk : InstanceDesk
         Instances of this node.
+    plans : PlanDesk
+        Runs of plans that this store drives.
     """
 
     def __init__(
@@ -119,8 +123,10 @@ class Catalog:
         movers: Movers,
         files: Files,
         desk: InstanceDesk,
+        plans: PlanDesk,
     ) -> None:
         self._desk = desk
+        self._plans = plans
         self._core = core
         self._identity = identity
         self._ends = ends
@@ -215,6 +221,7 @@ class Catalog:
             )
         yield from outcomes
         yield self._desk.greeted()
+        self._plans.heard_of(up=True)
 
     def _held(self) -> list[tuple[Replica, Tier]]:
         """List what is held at this instant; what changes after it is told after it."""
@@ -245,6 +252,7 @@ class Catalog:
     def _on_down(self, error: TensorCastError) -> None:
         logger.debug("no link: %s", error)
         self._desk.link_down()
+        self._plans.heard_of(up=False)
         for waiting in list(self._asked.values()):
             waiting.set()
         target = self._identity.link
@@ -304,8 +312,19 @@ class Catalog:
                 self._jobs.seen(message.task)
             case DoLinger() | DoEnd():
                 self._end(message)
-            case InstanceSeen() | DoDetach() | SessionOut():
+            case _:
+                self._of_others(message)
+
+    def _of_others(self, message: ToNode) -> None:
+        """Hand on what concerns instances and plans."""
+        match message:
+            case SessionOut():
+                if not self._plans.heard(message):
+                    self._desk.told(message)
+            case InstanceSeen() | DoDetach():
                 self._desk.told(message)
+            case DoRun():
+                self._plans.ordered(message)
             case _:
                 logger.warning("not expected here: %s", type(message).__name__)
 

@@ -69,6 +69,8 @@ from tensorcast_dask.tensors.messages import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tensorcast_dask.dataplane.framing import Payload
     from tensorcast_dask.dataplane.lending import Lending
     from tensorcast_dask.store.core import Core
@@ -96,6 +98,11 @@ class _Wait:
 
     done: threading.Lock = field(default_factory=threading.Lock)
     outcome: CallAnswered | Fault | None = None
+
+    def end(self, outcome: CallAnswered | Fault) -> None:
+        """End the wait."""
+        self.outcome = outcome
+        self.done.release()
 
 
 @dataclass(slots=True, eq=False)
@@ -125,7 +132,8 @@ class InstanceDesk:
         self.attachments = Attachments()
         self._here: dict[str, _Attached] = {}
         self._askers = itertools.count(1)
-        self._waits: dict[int, _Wait] = {}
+        #: Told of outcomes.
+        self._waits: dict[int, Callable[[CallAnswered | Fault], None]] = {}
         #: Whether the catalog listens.
         self.up = False
         #: What the catalog's word leads to.
@@ -278,26 +286,41 @@ class InstanceDesk:
     # -------------------------------------------------------------- calls
     def call(self, request: CallInstance) -> CallAnswered:
         """Call an instance and wait for the outcome."""
-        asker, wait = next(self._askers), _Wait()
+        wait = _Wait()
         wait.done.acquire()
-        with self._core.lock:
-            done = self.attachments.call(asker, request)
-            self._waits[asker] = wait
+        asker = self.begin(request, wait.end)
         try:
-            self._do(done)
             faults.point("instance.asked", detail=request.function)
             if not wait.done.acquire(timeout=min(request.deadline_s, 1e6)):
-                with self._core.lock:
-                    done = self.attachments.gave_up(asker)
-                self._do(done)
+                self.give_up(asker)
                 wait.done.acquire()
         finally:
-            del self._waits[asker]
+            self._waits.pop(asker, None)
         outcome = wait.outcome
         assert outcome is not None, "store: a wait ends with an outcome"
         if isinstance(outcome, Fault):
             raise outcome.error()
         return outcome
+
+    def begin(
+        self, request: CallInstance, ended: Callable[[CallAnswered | Fault], None]
+    ) -> int:
+        """Call an instance; what it comes to goes to `ended`, in whichever thread.
+
+        Gives the number to give it up by, when its time is over.
+        """
+        asker = next(self._askers)
+        with self._core.lock:
+            done = self.attachments.call(asker, request)
+            self._waits[asker] = ended
+        self._do(done)
+        return asker
+
+    def give_up(self, asker: int) -> None:
+        """Wait no longer for a call."""
+        with self._core.lock:
+            done = self.attachments.gave_up(asker)
+        self._do(done)
 
     def _dial(self, request: Dial, peer: Peer) -> Reply:
         """Connect a caller of this host with an instance, and be out of their way."""
@@ -328,9 +351,7 @@ class InstanceDesk:
         for instruction in told:
             match instruction:
                 case Answer():
-                    wait = self._waits[instruction.asker]
-                    wait.outcome = instruction.outcome
-                    wait.done.release()
+                    self._waits.pop(instruction.asker)(instruction.outcome)
                 case Say():
                     self._say(instruction.attachment, instruction.message)
                 case Tell():

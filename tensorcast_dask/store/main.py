@@ -41,6 +41,7 @@ from tensorcast_dask.store.jobs import Jobs
 from tensorcast_dask.store.launch import LOG_NAME, StoreStart, folder_of
 from tensorcast_dask.store.machine import Machine
 from tensorcast_dask.store.movers import Movers
+from tensorcast_dask.store.plans import PlanDesk
 from tensorcast_dask.store.report import debug_state
 from tensorcast_dask.store.serve import Requests
 from tensorcast_dask.store.shelf import Shelf
@@ -108,6 +109,9 @@ class Store:
             tell=self._tell,
         )
         self._idle = movers.idle
+        self.plans = PlanDesk(
+            self.core, self.identity, self.desk, credentials=movers.credentials
+        )
         self.catalog = Catalog(
             self.core,
             self.identity,
@@ -116,6 +120,7 @@ class Store:
             movers=movers,
             files=Files(self.core, movers),
             desk=self.desk,
+            plans=self.plans,
         )
         self._server = Server(
             Requests(
@@ -150,6 +155,7 @@ class Store:
             transfers=lambda: self.jobs.running,
             lease_left_s=self.catalog.lease_left_s,
             desk=self.desk,
+            driven=lambda: self.plans.driven,
         )
 
     def _welcome(self) -> Welcome:
@@ -171,6 +177,7 @@ class Store:
         self._server.start()
         self._sums.start()
         self.desk.start()
+        self.plans.start()
         self.catalog.start()
         self.identity.show()
 
@@ -246,6 +253,7 @@ class Store:
         """End everything and leave nothing behind."""
         with contextlib.suppress(OSError):
             (self._folder / hosts.CARD_NAME).unlink()
+        self.plans.stop(within_s=_STOP_S)
         self.desk.stop(within_s=_STOP_S)
         self.catalog.stop(within_s=_STOP_S)
         self._server.stop(within_s=_STOP_S)

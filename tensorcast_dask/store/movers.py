@@ -311,22 +311,22 @@ class Movers:
             published=order.published,
         )
 
-    def _context(self, until_s: float) -> Context:
+    def credentials(self) -> Credentials:
+        """Give what other stores are met with."""
         settings = self._core.settings
-        return Context(
-            credentials=Credentials(
-                cluster=self._identity.cluster,
-                token=self._identity.token,
-                tls=self._identity.tls,
-                role=Role.PEER,
-                host=self._identity.card.host,
-                congestion=settings.congestion,
-                stall_s=settings.stall_s,
-                bandwidth_bytes_per_s=settings.bandwidth_bytes_per_s,
-            ),
-            until_s=until_s,
-            idle=self.idle,
+        return Credentials(
+            cluster=self._identity.cluster,
+            token=self._identity.token,
+            tls=self._identity.tls,
+            role=Role.PEER,
+            host=self._identity.card.host,
+            congestion=settings.congestion,
+            stall_s=settings.stall_s,
+            bandwidth_bytes_per_s=settings.bandwidth_bytes_per_s,
         )
+
+    def _context(self, until_s: float) -> Context:
+        return Context(credentials=self.credentials(), until_s=until_s, idle=self.idle)
 
     def counted(self, job: Job, total_bytes: int) -> Callable[[int], None]:
         """Give what counts the bytes of a task, and tells the catalog from time to time."""

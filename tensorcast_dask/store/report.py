@@ -28,6 +28,7 @@ def debug_state(
     transfers: Callable[[], int],
     lease_left_s: Callable[[], float],
     desk: InstanceDesk,
+    driven: Callable[[], int],
 ) -> bytes:
     """Describe the store as JSON text.
 
@@ -74,6 +75,7 @@ def debug_state(
                 "transfers": transfers(),
                 "requests": core.results.running,
                 "calls": desk.calls,
+                "plans": driven(),
             },
             "instances": len(desk.attachments),
             "device_pid": ends.device_pid(),

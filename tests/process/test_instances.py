@@ -35,6 +35,7 @@ from tensorcast_dask.instance import Instance, attach
 from tests.kit import engine_process
 from tests.kit.clusters import debug
 from tests.kit.eventually import eventually
+from tests.kit.faulty import store_pid
 from tests.kit.local import stores_in
 
 
@@ -86,7 +87,11 @@ def cast(run_dir: Path) -> Iterator[tc.Session]:
             threads_per_worker=2,
             host_memory="128 MiB",
             dashboard_address="127.0.0.1:0",
-            settings={"run-dir": str(run_dir), "segment.own-bytes": "2 MiB"},
+            settings={
+                "run-dir": str(run_dir),
+                "segment.own-bytes": "2 MiB",
+                "lease.ttl": "2s",
+            },
         ) as cluster,
         tc.connect(cluster) as session,
     ):
@@ -365,6 +370,30 @@ def test_a_step_goes_to_one_life_and_is_carried_out_once(
             run.resume()
             assert isinstance(run.outcome(timeout=60)[asked].error, Unknown)
     assert len(lines(log)) == 2
+
+
+def test_a_step_whose_driving_store_is_killed_ends_typed_and_was_made_once(
+    cast: tc.Session, run_dir: Path, tmp_path: Path
+) -> None:
+    log, go = tmp_path / "log", tmp_path / "go"
+    with process("e", run_dir) as engine_process:
+        plan = cast.plan(tc.context(key="driven"))
+        asked = plan.on_instance("e").call("note", str(log), str(go), name="asked")
+        total = plan.on_instance("e").call("total", after=[asked])
+        run = plan.submit(executor="rpc")
+        eventually(lambda: lines(log), within_s=30)
+        (worker,) = cast.workers()
+        os.kill(store_pid(cast, worker.node), signal.SIGKILL)
+        go.touch()
+        result = run.outcome(timeout=100)
+        if (
+            result[asked].status == "done"
+        ):  # it was attached again when it was asked again
+            assert result[asked].value == engine_process.pid
+            assert result[total].value == 0.0
+        else:
+            assert isinstance(result[asked].error, Unknown)
+    assert lines(log) == [str(engine_process.pid)]
 
 
 def test_an_instance_attaches_again_when_its_store_dies(

@@ -19,6 +19,7 @@ import pytest
 from distributed import Future, as_completed, wait
 
 import tensorcast_dask as tc
+from tensorcast_dask.api.current import current_session
 from tensorcast_dask.exceptions import (
     CapacityError,
     DeadlineExceeded,
@@ -60,6 +61,19 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tc.LocalCluste
         yield made
 
 
+def drive_one() -> str:
+    """Run a plan by rpc from a task: a store of its host drives it."""
+    with current_session().plan() as plan:
+        plan.on_any().noop()
+    return str(plan.run(executor="rpc").status)
+
+
+def driven(session: tc.Session) -> int:
+    """How many runs stores drive now: who waits may be told before they know."""
+    stores = session.debug_state()["stores"].values()
+    return sum(one["busy"]["plans"] for one in stores)
+
+
 @pytest.fixture
 def cast(cluster: tc.LocalCluster) -> Iterator[tc.Session]:
     with tc.connect(cluster) as session:
@@ -68,6 +82,12 @@ def cast(cluster: tc.LocalCluster) -> Iterator[tc.Session]:
         for worker in session.workers():
             first.on_worker(worker).noop()  # a worker's own session stays with it
         first.run()
+        for worker in session.workers():  # and that of a store that drives
+            task = session.client.submit(
+                drive_one, workers=[worker.address], pure=False
+            )
+            assert task.result() == "done"
+        eventually(lambda: not driven(session), within_s=60)
         with baseline(session):
             yield session
             for artifact in session.list(all_versions=True):
@@ -125,8 +145,9 @@ def test_the_papers_plan_runs_and_gives_values_places_and_bytes(
     assert all(result[name].attempts == 1 for name in result)
 
 
+@pytest.mark.parametrize("executor", ["graph", "rpc"])
 def test_every_kind_of_step_does_what_the_call_of_its_name_does(
-    cast: tc.Session, weights: tc.Artifact, tmp_path: Path
+    cast: tc.Session, weights: tc.Artifact, tmp_path: Path, executor: str
 ) -> None:
     w1, w2 = cast.workers()
     (holder,) = [p.card.node for p in weights.locations()]
@@ -142,15 +163,17 @@ def test_every_kind_of_step_does_what_the_call_of_its_name_does(
     loaded = plan.on_worker(here).load(
         tmp_path / "w.safetensors", "again", after=[saved]
     )
-    own = plan.on_worker(there).copy(weights, "own")
-    same_again = plan.on_worker(here).copy(weights, "own", after=[own])
-    plan.on_worker(here).copy(cut, "shown", version=3)
+    own = same_again = None
+    if executor == "graph":  # a store does not read and put
+        own = plan.on_worker(there).copy(weights, "own")
+        same_again = plan.on_worker(here).copy(weights, "own", after=[own])
+        plan.on_worker(here).copy(cut, "shown", version=3)
     moved = plan.on_worker(here).migrate(loaded, there)
     copied = plan.on_worker(there).replicate(weights)
     dropped = plan.on_worker(there).release(copied)
     ended = plan.on_any().destroy(moved)
     same = plan.on_any().noop(view, after=[ended])
-    result = plan.run()
+    result = plan.run(executor=executor)
     assert cast.latest("w") == weights
     assert cast.artifact("now") == weights
     assert result[alias].value.alias_generation
@@ -160,16 +183,19 @@ def test_every_kind_of_step_does_what_the_call_of_its_name_does(
     assert result[same].value.id == "head"
     assert result[same].value.tensor(framework="numpy").shape == (10,)
     assert result[cut].value.tensor(framework="numpy").shape == (3,)
-    assert result[own].value.id == "own"
-    assert result[same_again].value == result[own].value  # a repeat makes no other
-    assert [p.card.node for p in result[own].value.locations()] == [there.node]
-    (same_bytes,) = {
-        one.tensor_dict(framework="numpy")["embed"].tobytes()
-        for one in (weights, cast.artifact("own"))
-    }
-    shown_bytes = cast.artifact("shown", version=3).tensor(framework="numpy").tobytes()
-    assert shown_bytes == same_bytes[: len(shown_bytes)]
-    assert len(shown_bytes) == 12
+    if own is not None:
+        assert result[own].value.id == "own"
+        assert result[same_again].value == result[own].value  # a repeat makes no other
+        assert [p.card.node for p in result[own].value.locations()] == [there.node]
+        (same_bytes,) = {
+            one.tensor_dict(framework="numpy")["embed"].tobytes()
+            for one in (weights, cast.artifact("own"))
+        }
+        shown_bytes = (
+            cast.artifact("shown", version=3).tensor(framework="numpy").tobytes()
+        )
+        assert shown_bytes == same_bytes[: len(shown_bytes)]
+        assert len(shown_bytes) == 12
     assert result[dropped].value == weights
     assert [p.card.node for p in weights.locations()] == [here.node]
     assert result[ended].value.versions == (result[moved].value.version,)
@@ -397,6 +423,54 @@ def test_a_plan_that_is_cancelled_undoes_what_says_how(
     assert noted(Path(log)) == ["one", "undone"]
 
 
+def test_a_plan_by_rpc_fails_undoes_and_is_resumed_as_one_by_dask(
+    cast: tc.Session, weights: tc.Artifact
+) -> None:
+    (holder,) = [one.card.node for one in weights.locations()]
+    plan = cast.plan(tc.context(key="by-rpc"))
+    pinned = plan.on_worker(holder).pin(weights, ttl=60.0)
+    undo = plan.compensate(pinned).unpin(weights, pinned)
+    late = plan.on_any().latest("made later", after=[pinned])
+    needs = plan.on_any().alias("now", late)
+    failed = plan.run(executor="rpc", raise_on_error=False)
+    assert failed.status == "failed"
+    assert isinstance(failed[late].error, NotFound)
+    assert (failed[undo].status, failed[needs].status) == ("done", "skipped")
+    assert cast.debug_state()["catalog"]["pins"] == 0
+    cast.put({"x": np.zeros(3)}, "made later")
+    cast.publish("made later")
+    result = cast.plan_run("by-rpc").resume().result(timeout=60)
+    assert result[needs].status == "done"
+    assert cast.debug_state()["catalog"]["pins"] == 1
+    stations = [line.split("ago  ")[1].split(":")[0] for line in plan.story()]
+    order = [
+        "submit",
+        "admit",
+        "resolve",
+        "compile",
+        "dispatch",
+        "execute",
+        "record",
+        "report",
+    ]
+    assert [stations.index(one) for one in order] == sorted(map(stations.index, order))
+    cast.alias("now", None)
+    cast.unpin(weights)
+
+
+def test_what_a_store_does_not_do_is_refused_before_anything_is_done(
+    cast: tc.Session, weights: tc.Artifact, tmp_path: Path
+) -> None:
+    plan = cast.plan(tc.context(key="refused"))
+    plan.on_any().pin(weights)
+    plan.on_any().submit(note, str(tmp_path / "log"), "done")
+    with pytest.raises(Unimplemented, match="executor='graph'"):
+        plan.run(executor="rpc")
+    with pytest.raises(NotFound):
+        cast.plan_run("refused")
+    assert cast.debug_state()["catalog"]["pins"] == 0
+
+
 def test_a_function_that_is_marked_once_gives_its_value(cast: tc.Session) -> None:
     plan = cast.plan(tc.context(key=next(KEYS)))
     root = plan.on_any().submit(math.sqrt, 25.0, once=True)
@@ -588,8 +662,8 @@ def test_what_makes_no_plan_is_refused_while_it_is_built(cast: tc.Session) -> No
     ):
         with pytest.raises(InvalidArgument):
             wrong()
-    with pytest.raises(Unimplemented):
-        plan.run(executor="rpc")
+    with pytest.raises(InvalidArgument, match="executor"):
+        plan.run(executor="threads")
     assert len(plan) == 0
 
 

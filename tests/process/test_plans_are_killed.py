@@ -147,6 +147,27 @@ def test_a_worker_that_is_killed_while_its_effect_is_under_way_finds_it_again(
     assert catalog["moves"] == catalog["operations"] == catalog["plans"] == 0
 
 
+@pytest.mark.parametrize("word", ["StepEffect", "EndPlan"])
+def test_a_store_that_is_killed_while_it_drives_a_plan_leaves_one_effect(
+    cast: tc.Session, place: tuple[tc.LocalCluster, Faults], word: str
+) -> None:
+    _, faults = place
+    _, other = sorted(cast.workers(), key=lambda one: one.name)
+    artifact = cast.put({"x": CONTENT}, f"r{next(NUMBERS)}", worker=other)
+    before = moves(cast)
+    plan = cast.plan(tc.context(ddl=100, key=f"driven-{next(NUMBERS)}"))
+    it = plan.on_any().alias("moving", artifact)
+    with faults.armed(f"plan.said[{word}]=kill@1"):
+        run = plan.submit(executor="rpc")
+        faults.wait("plan.said", within_s=60)
+    # Dead before it asked, and after the effect before it told: another one goes on.
+    result = run.result(timeout=100)
+    assert result[it].status == "done"
+    assert moves(cast) == before + 1
+    catalog = cast.debug_state()["catalog"]
+    assert catalog["operations"] == catalog["plans"] == 0
+
+
 def test_a_function_is_run_again_and_one_that_is_marked_once_is_not(
     cast: tc.Session, place: tuple[tc.LocalCluster, Faults], tmp_path: Path
 ) -> None:

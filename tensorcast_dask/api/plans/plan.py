@@ -26,8 +26,9 @@ from tensorcast_dask.api.plans.futures import of_step
 from tensorcast_dask.api.plans.graph import Compiled, compile_plan
 from tensorcast_dask.api.plans.handles import StepHandle
 from tensorcast_dask.api.plans.instances import InstanceSteps
+from tensorcast_dask.api.plans.places import places_of
 from tensorcast_dask.api.plans.pricing import price
-from tensorcast_dask.api.plans.run import PlanRun, open_run, opening, places_of
+from tensorcast_dask.api.plans.run import PlanRun, open_run, opening
 from tensorcast_dask.exceptions import (
     InvalidArgument,
     Unimplemented,
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from tensorcast_dask.api.plans.pricing import DryRun
     from tensorcast_dask.api.plans.run import PlanResult
     from tensorcast_dask.api.worker import Worker
+    from tensorcast_dask.tensors.messages import PlanState
 
 __all__ = ["Plan", "context"]
 
@@ -259,7 +261,8 @@ class Plan:
         concurrency : int, optional
             Most steps under way at once.
         executor : str
-            `graph`: Dask tasks.
+            `graph`: Dask tasks. `rpc`: the store of a gateway node drives the steps, in a
+            millisecond; it runs no function of yours.
         raise_on_error : bool
             Whether a failure is raised; else it stands in the result.
         progress : bool
@@ -272,13 +275,18 @@ class Plan:
         Raises
         ------
         PlanFailed, DeadlineExceeded, Mismatch
+        Unimplemented
+            When a step needs the other executor; nothing has begun.
         """
 
         async def work() -> PlanResult:
-            run = await self._submit(concurrency, executor)
+            state = await self._open(concurrency, executor, wait=not progress)
+            run = PlanRun(self._session, self.key, state.run)
             if progress:
                 await run._show(len(self))  # noqa: SLF001 - one room
-            return await run._ending(None, raise_on_error)  # noqa: SLF001
+            return await run._ending(  # noqa: SLF001
+                None, raise_on_error, seen=state
+            )
 
         return self._core.bridge(work)
 
@@ -294,12 +302,12 @@ class Plan:
         return self._core.bridge(work)
 
     async def _submit(self, concurrency: int | None, executor: str) -> PlanRun:
-        if executor == "rpc":
-            message = "executor='rpc' is not there in this release; 'graph' is"
-            raise Unimplemented(message)
-        if executor != "graph":
-            message = f"executor must be 'graph', not {executor!r}"
-            raise InvalidArgument(message)
+        state = await self._open(concurrency, executor, wait=False)
+        return PlanRun(self._session, self.key, state.run)
+
+    async def _open(
+        self, concurrency: int | None, executor: str, *, wait: bool
+    ) -> PlanState:
         told: list[tuple[float, str]] = []
         state = await open_run(
             self._core,
@@ -307,12 +315,14 @@ class Plan:
             self._payloads,
             self.key,
             concurrency=concurrency,
+            executor=executor,
+            wait=wait,
             tell=lambda line: told.append((time.monotonic(), line)),
         )
         self._told = told or self._told
         if self._run != state.run:
             self._run, self._values = state.run, {}
-        return PlanRun(self._session, self.key, state.run)
+        return state
 
     def _value_of(self, step: str) -> Future[Any]:
         """Give the Dask Future of what a step comes to, in a plan that was submitted.

@@ -17,15 +17,16 @@ import math
 import time
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
 from distributed import Future, fire_and_forget
 
-from tensorcast_dask.api.actions import instances, names
 from tensorcast_dask.api.connection.deadlines import MAX_S, deadline
 from tensorcast_dask.api.connection.progress import meter
 from tensorcast_dask.api.current import current_session
 from tensorcast_dask.api.plans import futures
 from tensorcast_dask.api.plans.doing import value_of
-from tensorcast_dask.api.plans.graph import Compiled, Place, compile_plan, place_of
+from tensorcast_dask.api.plans.graph import Compiled, compile_plan
+from tensorcast_dask.api.plans.places import places_of
 from tensorcast_dask.exceptions import (
     CatalogUnavailable,
     DeadlineExceeded,
@@ -46,7 +47,6 @@ from tensorcast_dask.tensors.messages import (
     StepStatus,
 )
 from tensorcast_dask.tensors.plans import PlanSpec
-from tensorcast_dask.tensors.requests import find_node
 from tensorcast_dask.tensors.wants import Ticket
 
 if TYPE_CHECKING:
@@ -54,7 +54,6 @@ if TYPE_CHECKING:
 
     from tensorcast_dask.api.connection.core import Core
     from tensorcast_dask.api.connection.deadlines import Deadline
-    from tensorcast_dask.api.plans.graph import Places
     from tensorcast_dask.tensors.messages import StepOutcome
     from tensorcast_dask.tensors.signals import Signal
 
@@ -66,7 +65,6 @@ __all__ = [
     "find",
     "open_run",
     "opening",
-    "places_of",
 ]
 
 #: How long one question about a run waits at the catalog.
@@ -334,7 +332,16 @@ class PlanRun(Future):  # type: ignore[type-arg]
             raise error
         return ended[step].value
 
-    async def _ending(self, timeout: float | None, raises: bool) -> PlanResult:  # noqa: FBT001
+    async def _ending(
+        self,
+        timeout: float | None,
+        raises: bool,  # noqa: FBT001
+        *,
+        seen: PlanState | None = None,
+    ) -> PlanResult:
+        """Wait for the end, unless it was seen already."""
+        if seen is not None and seen.status is not RunStatus.RUNNING:
+            return self._came_to(seen, raises=raises)
         limit = deadline(math.inf if timeout is None else timeout)
         end = self._watch()
         left_s = None if timeout is None else limit.left_s()
@@ -344,7 +351,10 @@ class PlanRun(Future):  # type: ignore[type-arg]
         if not end.done():
             message = f"plan {self.plan!r} still runs; wait longer or cancel it"
             raise DeadlineExceeded(message)
-        result = PlanResult(end.result(), self._session)
+        return self._came_to(end.result(), raises=raises)
+
+    def _came_to(self, state: PlanState, *, raises: bool) -> PlanResult:
+        result = PlanResult(state, self._session)
         if raises and result.error is not None:
             raise result.error
         return result
@@ -445,19 +455,41 @@ async def open_run(
     key: str,
     *,
     concurrency: int | None,
+    executor: str,
+    wait: bool,
     tell: Callable[[str], None],
 ) -> PlanState:
-    """Open the run under its key, and carry it out where this call made it."""
-    if core.client is None:
-        message = "a plan is run from a program that has a Dask client, not from a task"
+    """Open the run under its key, and carry it out where this call made it.
+
+    With `wait` a run that a store drives is waited for, as long as one question may.
+    """
+    if executor not in {"graph", "rpc"}:
+        message = f"executor must be 'graph' or 'rpc', not {executor!r}"
+        raise InvalidArgument(message)
+    rpc = executor == "rpc"
+    if core.client is None and not rpc:
+        message = (
+            "a plan is run from a program that has a Dask client, not from a task; "
+            "executor='rpc' needs none"
+        )
         raise UnsupportedPlatform(message)
     number: object = concurrency
     if number is not None and not (type(number) is int and number > 0):
         message = f"concurrency must be a positive whole number, not {concurrency!r}"
         raise InvalidArgument(message)
     request = opening(core, spec, payloads, key)
+    wait_s = _LOOK_S if rpc and wait else 0.0
+    if rpc:
+        request = msgspec.structs.replace(
+            request,
+            payloads={},
+            rpc=True,
+            concurrency=concurrency or 0,
+            wait_s=wait_s,
+            own_key=not spec.context.key,
+        )
     # It may have to wait for another plan: until its own deadline, then it is told.
-    patience = deadline(request.deadline_s + 60.0)
+    patience = deadline(request.deadline_s + wait_s + 60.0)
     state = await core.ask(request, PlanState, patience)
     if state.started:
         await carry_on(core, spec, payloads, state, concurrency=concurrency, tell=tell)
@@ -478,52 +510,6 @@ def opening(
         deadline_s=core.deadline_default_s if ddl is None else min(ddl, MAX_S),
         poll=ddl == 0,
     )
-
-
-async def places_of(core: Core, spec: PlanSpec) -> tuple[Places, dict[Any, list[str]]]:
-    """Find the nodes that steps name, and the workers that have the roles they ask for."""
-    found = await names.nodes(core, deadline(60.0))
-    cards = {state.card.node: state.card for state in found.nodes}
-    places: Places = {}
-    roles: dict[Any, list[str]] = {}
-    for step in spec.steps:
-        if step.node and step.node not in places:
-            try:
-                node = find_node(found, step.node)
-            except NotFound:
-                places[step.node] = Place(step.node)  # its step says so, typed
-            else:
-                places[step.node] = Place(node, cards[node].worker)
-        if step.roles and step.roles not in roles:
-            roles[step.roles] = [
-                card.worker
-                for card in cards.values()
-                if card.worker and set(step.roles) <= set(card.roles)
-            ]
-            if not roles[step.roles]:
-                message = (
-                    f"step {step.name!r}: no node has the roles {', '.join(step.roles)}"
-                )
-                raise NotFound(message)
-    if any(step.instance for step in spec.steps):
-        places |= await _instances_of(core, spec)
-    return places, roles
-
-
-async def _instances_of(core: Core, spec: PlanSpec) -> Places:
-    """Find the instances that steps name, each with the worker of its node."""
-    there = await instances.listed(core, deadline(60.0))
-    known = {state.record.name: state for state in there}
-    places: Places = {}
-    for step in spec.steps:
-        if step.instance:
-            state = known.get(step.instance)
-            places[place_of(step)] = (
-                Place("")  # its step says so, typed
-                if state is None
-                else Place(state.card.node, state.card.worker, state.record.attachment)
-            )
-    return places
 
 
 async def carry_on(

@@ -173,6 +173,8 @@ def _attempt(
             assert isinstance(how, bytes), "plans: a function is packed"
             value = doing.call(how, given, current_session())
             return _valued(step, value), False
+        if step.kind is Kind.NOOP:  # it undoes, and nothing before it was done
+            return steps.handed_on(step, given), False
         what = (
             steps.call_instance(step, look, how)
             if isinstance(how, Calling)

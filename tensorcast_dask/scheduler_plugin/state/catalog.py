@@ -16,6 +16,7 @@ from typing import Final
 from tensorcast_dask.scheduler_plugin.state.admission import Admission
 from tensorcast_dask.scheduler_plugin.state.changes import Changes
 from tensorcast_dask.scheduler_plugin.state.creations import Creations
+from tensorcast_dask.scheduler_plugin.state.drivers import Drivers
 from tensorcast_dask.scheduler_plugin.state.effects import EFFECTS
 from tensorcast_dask.scheduler_plugin.state.endings import Endings
 from tensorcast_dask.scheduler_plugin.state.events import (
@@ -159,7 +160,8 @@ class Catalog:
         self.changes = Changes(
             ground, self.imports, deadline_s=settings.deadline_default_s
         )
-        self.plans = Plans(ground, ttl_s=settings.plan_result_ttl_s)
+        self.drivers = Drivers(ground, self.instances)
+        self.plans = Plans(ground, self.drivers, ttl_s=settings.plan_result_ttl_s)
         self.observed = Observed(ground, self.plans, self.sessions)
         self.quotas = Quotas(outbox, names)
         self.policies = Policies(ground, PolicyViews(ground, self.observed))
@@ -246,6 +248,7 @@ class Catalog:
                 node = self.nodes.at_link(event.link)
                 if node is not None:
                     self.relocations.came_back(node)
+                    self.drivers.joined(node.node)
                     self.observed.joined(node)
             case NodeLinkLost():
                 self.nodes.link_lost(event.link)
@@ -317,6 +320,7 @@ class Catalog:
         self.instances.node_gone(node)
         self.replicas.suspect(node)
         self.tasks.lapsed(node)
+        self.drivers.lapsed(node.node)
         self._forget_later(node)
 
     def _forget_later(self, node: NodeRecord) -> None:

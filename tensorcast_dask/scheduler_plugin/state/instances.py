@@ -22,6 +22,7 @@ from tensorcast_dask.scheduler_plugin.state.records import NodeRecord
 from tensorcast_dask.tensors.messages import (
     DoDetach,
     InstanceLoad,
+    InstancePlace,
     InstanceRecord,
     InstancesAsked,
     InstanceSeen,
@@ -136,6 +137,13 @@ class Instances:
         self._emit("instance_gone", known)
 
     # ------------------------------------------------------------ questions
+    def place(self, name: str) -> InstancePlace | None:
+        """Say where an instance is attached."""
+        listed = self._by_name.get(name)
+        if listed is None:
+            return None
+        return InstancePlace(attachment=listed.record.attachment, card=listed.node.card)
+
     def asked(self, caller: Caller, _: InstancesAsked) -> None:
         """List them all."""
         states = tuple(

@@ -119,8 +119,7 @@ class Observed:
     # ------------------------------------------------------------ plans
     def _mark(self) -> int:
         """Read what a run may change, as it was before."""
-        self.signals.changes(self.signals.number, _OF_RUNS, 1)
-        return self.signals.number
+        return self.signals.mark(_OF_RUNS)
 
     def _changes(self, since: int) -> tuple[Signal, ...]:
         return tuple(self.signals.changes(since, _OF_RUNS, MAX_OF_RUN))

@@ -315,11 +315,11 @@ class Requests:
         plans = self._parts.plans
         match request:
             case BeginStep():
-                plans.begin(caller, request)
+                plans.steps.begin(caller, request)
             case StepEffect():
                 self._effect(caller, session, request)
             case EndStep():
-                plans.ended(caller, request)
+                plans.steps.ended(caller, request)
             case OpenPlan():
                 plans.open(caller, request)
             case PlanAsked():
@@ -338,7 +338,7 @@ class Requests:
         if isinstance(request, _NO_EFFECTS):
             message = f"a step of a plan cannot ask for {type(request).__name__}"
             raise Unimplemented(message)
-        own = self._parts.plans.effect(caller, ask, request)
+        own = self._parts.plans.steps.effect(caller, ask, request)
         if own is None:
             return
         try:

@@ -23,7 +23,7 @@ from tensorcast_dask.scheduler_plugin.state.operations import Caller
 from tensorcast_dask.scheduler_plugin.state.records import packed
 from tensorcast_dask.scheduler_plugin.state.timers import Timer
 from tensorcast_dask.tensors.contexts import Context
-from tensorcast_dask.tensors.ids import RequestId
+from tensorcast_dask.tensors.ids import NodeId, RequestId
 from tensorcast_dask.tensors.messages import (
     Fault,
     OpenPlan,
@@ -64,6 +64,9 @@ __all__ = [
 ]
 
 
+_NAMELESS: Final = Context().id
+_NOBODY: Final = NodeId("")
+_NOTHING: Final = RequestId("")
 #: Faults that leave it open whether a call was made.
 _IN_DOUBT: Final = frozenset({"Unknown", "DeadlineExceeded", "PeerLost"})
 
@@ -85,6 +88,10 @@ class PlanRow(msgspec.Struct, array_like=True, frozen=True):
     fault: Fault | None = None
     #: Functions that were begun and must not be begun again.
     begun: tuple[str, ...] = ()
+    #: The store that drives it; "" where Dask does.
+    driver: str = ""
+    concurrency: int = 0
+    own_key: bool = False
 
 
 class StepRow(msgspec.Struct, array_like=True, frozen=True):
@@ -114,6 +121,12 @@ class Run:
     until_s: float
     poll: bool
     report: str
+    #: The store that drives it, with so many steps at once (0: any number); "" where Dask does.
+    driver: NodeId = _NOBODY
+    concurrency: int = 0
+    #: Nobody but its caller has the key, and waits: the request that it waits with.
+    own_key: bool = False
+    opener: RequestId = _NOTHING
     status: RunStatus = RunStatus.RUNNING
     fault: Fault | None = None
     #: Why no further step begins.
@@ -123,7 +136,8 @@ class Run:
     begun: dict[str, None] = field(default_factory=dict)
     #: Steps whose artifact is known only when they run.
     unsaid: frozenset[str] = frozenset()
-    #: Calls of instances: the life that each went to, and the run in which it did.
+    #: Calls of instances: the life that each went to ("" where it is to be made anew), and the
+    #: run since which it has its name.
     called: dict[str, tuple[str, int]] = field(default_factory=dict)
     timer: Timer | None = None
     #: Bytes of the values of `outcomes`.
@@ -168,9 +182,10 @@ class Run:
         One whose end nobody knows stays: it is asked after, not made again.
         """
         outcome = self.outcomes.get(step)
-        fault = None if outcome is None else outcome.fault
-        if outcome is not None and (fault is None or fault.kind not in _IN_DOUBT):
-            self.called.pop(step, None)
+        if outcome is None or step not in self.called:
+            return
+        if outcome.fault is None or outcome.fault.kind not in _IN_DOUBT:
+            self.called[step] = ("", self.run)
 
     def told_signals(self, now_s: float) -> tuple[Signal, ...]:
         """Tell what changed while it ran, as old as it is now."""
@@ -186,7 +201,7 @@ class Run:
     def asker(self) -> str:
         """What `explain` calls who asked; "" for one that has no name of its own."""
         name = self.spec.context.id
-        return "" if name == Context().id else f"context:{name}"
+        return "" if name == _NAMELESS else f"context:{name}"
 
     @property
     def undone(self) -> bool:
@@ -301,15 +316,18 @@ def bind(run: Run, step: Step, attachment: str) -> tuple[int, bool] | StepOutcom
     Returns
     -------
     (int, bool) or StepOutcome
-        The run in which it was begun first, and whether that was before; or what it came to,
+        The run since which it has its name, and whether it was begun before; or what it came to,
         where it went to another life.
     """
-    known = run.called.setdefault(step.name, (attachment, 0))
-    if known == (attachment, 0):
-        run.called[step.name] = (attachment, run.run)
-        return run.run, False
-    if known[0] == attachment:
-        return known[1], True
+    # A name does not rest on what a scheduler forgets that is killed at once: the instance knows
+    # a call by it. The first run of a key that is used once may be forgotten whole.
+    first = 1 if run.own_key else run.life
+    went, since = run.called.get(step.name, ("", first))
+    if not went:
+        run.called[step.name] = (attachment, since)
+        return since, False
+    if went == attachment:
+        return since, True
     message = (
         f"step {step.name!r} was asked of instance {step.instance!r} before, of a process that is "
         "gone; nobody knows how far it came. It is not asked of its successor: look at its "
@@ -348,6 +366,9 @@ def run_of(row: PlanRow, spec: PlanSpec, *, now_s: float) -> Run:
         fault=row.fault,
         steps={one.name: one for one in spec.steps},
         begun=dict.fromkeys(row.begun),
+        driver=NodeId(row.driver),
+        concurrency=row.concurrency,
+        own_key=row.own_key,
     )
 
 
@@ -385,6 +406,9 @@ def row_of(run: Run, *, now_s: float) -> Row:
         status=run.status,
         fault=run.fault,
         begun=tuple(run.begun),
+        driver=run.driver,
+        concurrency=run.concurrency,
+        own_key=run.own_key,
     )
     return packed("plan", run.key, row)
 
@@ -394,7 +418,7 @@ def step_row(run: Run, name: str) -> Row:
     outcome = run.outcomes.get(name)
     key = f"{run.life:x}/{name}"
     attachment, since = run.called.get(name, ("", 0))
-    if outcome is None and not attachment:
+    if outcome is None and not since:
         return Row(kind="step", key=key, blob=None)
     kind = str(run.steps[name].kind)
     row = StepRow(

@@ -221,6 +221,11 @@ class Signals:
         )
         self._outbox.reply(caller.session, caller.rid, SignalHistory(points=told))
 
+    def mark(self, prefixes: tuple[str, ...]) -> int:
+        """Read what begins so; give the number of the last change."""
+        self._read(prefixes)
+        return self.number
+
     def changes(
         self, since: int, prefixes: tuple[str, ...], limit: int
     ) -> list[Signal]:

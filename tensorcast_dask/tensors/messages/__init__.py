@@ -97,8 +97,10 @@ from tensorcast_dask.tensors.messages.link import (
 )
 from tensorcast_dask.tensors.messages.plans import (
     BeginStep,
+    DoRun,
     EndPlan,
     EndStep,
+    InstancePlace,
     OpenPlan,
     PlanAsked,
     PlanState,
@@ -286,6 +288,7 @@ __all__ = [
     "DoLoad",
     "DoMark",
     "DoPull",
+    "DoRun",
     "DoSave",
     "DoWeigh",
     "Done",
@@ -308,6 +311,7 @@ __all__ = [
     "InstallPolicy",
     "InstanceGone",
     "InstanceLoad",
+    "InstancePlace",
     "InstanceRecord",
     "InstanceSeen",
     "InstanceState",

@@ -14,7 +14,9 @@ __all__ = ["T", "decode", "encode"]
 T = TypeVar("T")
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
-_DECODERS: Final[dict[object, msgspec.msgpack.Decoder[object]]] = {}
+#: By the identity of their kind, which they keep: to hash a union of many takes longer than to
+#: decode most of them.
+_DECODERS: Final[dict[int, tuple[object, msgspec.msgpack.Decoder[object]]]] = {}
 
 
 def encode(message: Wire) -> bytes:
@@ -37,11 +39,11 @@ def decode(raw: bytes | bytearray | memoryview, kind: type[T]) -> T:
     WrongPeer
         When the bytes are no such message.
     """
-    decoder = _DECODERS.get(kind)
-    if decoder is None:
-        decoder = _DECODERS[kind] = msgspec.msgpack.Decoder(kind)
+    known = _DECODERS.get(id(kind))
+    if known is None:
+        known = _DECODERS[id(kind)] = (kind, msgspec.msgpack.Decoder(kind))
     try:
-        value = decoder.decode(raw)
+        value = known[1].decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         message = (
             f"the peer sent what is no message of this protocol ({error}); closing"

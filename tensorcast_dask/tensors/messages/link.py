@@ -20,6 +20,7 @@ from tensorcast_dask.tensors.messages.instances import (
     SessionIn,
     SessionOut,
 )
+from tensorcast_dask.tensors.messages.plans import DoRun
 from tensorcast_dask.tensors.messages.policies import DoWeigh
 from tensorcast_dask.tensors.messages.shared import (
     Fault,
@@ -290,4 +291,5 @@ ToNode: TypeAlias = (
     | DoDetach
     | SessionOut
     | DoWeigh
+    | DoRun
 )

@@ -5,13 +5,15 @@ from __future__ import annotations
 from enum import StrEnum
 
 from tensorcast_dask.tensors.ids import RequestId
-from tensorcast_dask.tensors.messages.shared import Fault, Message, Wire
+from tensorcast_dask.tensors.messages.shared import Fault, Message, NodeCard, Wire
 from tensorcast_dask.tensors.signals import Signal
 
 __all__ = [
     "BeginStep",
+    "DoRun",
     "EndPlan",
     "EndStep",
+    "InstancePlace",
     "OpenPlan",
     "PlanAsked",
     "PlanState",
@@ -79,6 +81,13 @@ class OpenPlan(Message, frozen=True, kw_only=True):
     poll: bool = False
     #: Name of the Dask task that ends the run.
     report: str = ""
+    #: A store is to drive it (`DoRun`), not Dask; so many steps at once, 0 = any number.
+    rpc: bool = False
+    concurrency: int = 0
+    #: Wait so long for its end.
+    wait_s: float = 0.0
+    #: Nobody else has the key: the run need not be on disk for its own sake.
+    own_key: bool = False
 
 
 class PlanState(Wire, frozen=True, kw_only=True):
@@ -140,6 +149,10 @@ class EndPlan(Message, frozen=True, kw_only=True):
     key: str
     run: int
     cancel: bool = False
+    #: Steps that have ended, as `EndStep` tells it.
+    ended: dict[str, StepOutcome] = {}
+    #: Why whoever drives it drives it no more.
+    left: str = ""
 
 
 class BeginStep(Message, frozen=True, kw_only=True):
@@ -153,6 +166,8 @@ class BeginStep(Message, frozen=True, kw_only=True):
     #: Of a call of an instance: the life that it is to go to. It goes to no other, whoever
     #: begins the step again.
     attachment: str = ""
+    #: Other steps that have ended, as `EndStep` tells it.
+    ended: dict[str, StepOutcome] = {}
 
 
 class StepState(Wire, frozen=True, kw_only=True):
@@ -165,6 +180,8 @@ class StepState(Wire, frozen=True, kw_only=True):
     #: whether that was before this request, so that it may have been made.
     since: int = 0
     again: bool = False
+    #: Of a call of an instance: the life that it is held to.
+    attachment: str = ""
 
 
 class StepEffect(Message, frozen=True, kw_only=True):
@@ -193,3 +210,32 @@ class EndStep(Message, frozen=True, kw_only=True):
     run: int
     step: str
     outcome: StepOutcome
+
+
+class InstancePlace(Wire, frozen=True, kw_only=True):
+    """Where an instance is attached, and which life of it is there."""
+
+    attachment: str
+    card: NodeCard
+
+
+class DoRun(Message, frozen=True, kw_only=True):
+    """Catalog -> store: drive this run of a plan, to its end.
+
+    Said again to a node that has joined anew; who drives the run already takes no notice. It is
+    answered by what the steps ask for, in a session of the store's own, and by `EndPlan`.
+    """
+
+    key: str
+    run: int
+    #: JSON of the plan.
+    spec: bytes
+    left_s: float
+    #: Steps at once; 0 = any number.
+    concurrency: int = 0
+    #: What has ended already.
+    outcomes: dict[str, StepOutcome] = {}
+    #: Steps that may begin, as `BeginStep` answers it.
+    begun: dict[str, StepState] = {}
+    #: Instances that steps call, where they are now.
+    places: dict[str, InstancePlace] = {}

@@ -11,7 +11,8 @@ from tensorcast_dask.exceptions import (
     StaleOwner,
 )
 from tensorcast_dask.scheduler_plugin.state.events import CatalogSettings, PlanDropped
-from tensorcast_dask.scheduler_plugin.state.plans import POLL_S, STEP_LINES, UNDO_S
+from tensorcast_dask.scheduler_plugin.state.plan_stories import STEP_LINES
+from tensorcast_dask.scheduler_plugin.state.plans import POLL_S, UNDO_S
 from tensorcast_dask.scheduler_plugin.state.records import packed
 from tensorcast_dask.scheduler_plugin.state.runs import PlanRow
 from tensorcast_dask.tensors import messages as m

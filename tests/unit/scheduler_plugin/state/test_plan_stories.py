@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+from tensorcast_dask.scheduler_plugin.state.plan_stories import STEP_LINES
+from tensorcast_dask.tensors import messages as m
+from tensorcast_dask.tensors.contexts import Context
+from tensorcast_dask.tensors.plans import PlanSpec
+from tests.kit.catalogs import Desk, Program
+from tests.kit.plans import Runner, noop
+
+
+def told(p: Program, ref: str) -> list[str]:
+    explained = p.call(m.ExplainAsked(rid=p.rid(), ref=ref), m.Explained)
+    return [line for _, line in explained.lines]
+
+
+def test_a_run_is_told_under_its_key_and_who_asked_and_steps_up_to_a_limit() -> None:
+    d = Desk()
+    d.node("a")
+    p = d.program()
+    names = [f"s{at}" for at in range(STEP_LINES)]
+    spec = PlanSpec(
+        context=Context(id="me"), steps=tuple(noop(name) for name in names)
+    ).check()
+    r = Runner(p)
+    r.open(spec)
+    for name in names:
+        r.ended(name)
+    r.end()
+    lines = told(p, "plan:k")
+    assert lines[0].startswith("submit: ")
+    assert lines[-1] == "report: done"
+    of_steps = [one for one in lines if one.startswith(("execute:", "record:"))]
+    assert len(of_steps) == STEP_LINES
+    assert set(lines) <= set(told(p, "context:me"))
+    assert len(told(p, f"plan:k/{names[-1]}")) == 2
