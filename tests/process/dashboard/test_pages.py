@@ -267,7 +267,8 @@ def test_transfers_show_a_copy_while_it_moves_and_its_way_afterwards(
     finally:
         copying.join()
     look.until(lambda: look.columns("flows")["artifact"] == [])
-    look.until(lambda: len(look.rows("matrix")) == len(cast.signals.snapshot("link/")))
+    # Links of a node that was killed before stay in the matrix, and leave the signals.
+    look.until(lambda: len(look.rows("matrix")) >= len(cast.signals.snapshot("link/")))
     names = look.columns("axis")["name"]
     ways = {(names[one["y"]], names[one["x"]]) for one in look.rows("matrix")}
     assert ("2", "0") in ways
