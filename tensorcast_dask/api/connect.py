@@ -275,7 +275,13 @@ async def _open(
         stores.close()
         core.close()
 
-    session = Session(core, close, after)
+    def lost() -> None:
+        forget(session)
+        core.end_lending()
+        stores.close()
+        core.close()
+
+    session = Session(core, close, after, lost)
     return session
 
 

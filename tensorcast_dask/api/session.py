@@ -50,9 +50,12 @@ class Session(Making, Finding, Reading, Placing, Planning, Looking, Showing):
         core: Core,
         on_close: Callable[[], Coroutine[Any, Any, None]],
         after: Callable[[], Any] | None,
+        on_lost: Callable[[], None],
     ) -> None:
         self._core = core
         self._on_close = on_close
+        #: Lets go of what is in this process, when the event loop has ended.
+        self._on_lost = on_lost
         #: Closes the Dask client; in a program's own thread it ends the client's too.
         self._after = after
         self.closed = False
@@ -79,6 +82,9 @@ class Session(Making, Finding, Reading, Placing, Planning, Looking, Showing):
         if self.closed or self._core.forked:
             return _nothing() if self._core.asynchronous else None
         self.closed = True
+        if self._core.loop_ended:
+            self._on_lost()
+            return None
         if self._core.asynchronous:
             return self._close_on_loop()
         try:

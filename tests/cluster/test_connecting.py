@@ -10,12 +10,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import dask.config
+import numpy as np
 import pytest
+from distributed import Client
 
 import tensorcast_dask as tc
-from tensorcast_dask.exceptions import CatalogUnavailable, InvalidArgument
+from tensorcast_dask.exceptions import CatalogUnavailable, InvalidArgument, OwnerGone
 from tests.kit.clusters import free_port
-from tests.kit.local import stores_in
+from tests.kit.eventually import eventually
+from tests.kit.local import local_cluster, stores_in
 from tests.kit.loops import on_loop
 
 UNKNOWN = "tcp://no-such-host.invalid:8786"
@@ -138,3 +141,30 @@ def test_a_run_directory_that_is_too_long_for_sockets_is_refused_by_name(
         tc.LocalCluster(1, processes=False, settings={"run-dir": str(long)})
     assert str(long) in caught.value.message
     assert "100" in caught.value.message
+
+
+def is_gone(cast: tc.Session, name: str) -> bool:
+    try:
+        return not cast.exists(name)
+    except OwnerGone:
+        return True
+
+
+def test_a_session_whose_client_was_closed_first_says_so_and_closes(
+    run_dir: Path,
+) -> None:
+    with local_cluster(run_dir, protocol="tcp", host="127.0.0.1") as cluster:
+        client = Client(cluster.scheduler_address)
+        cast = tc.connect(client)
+        kept = cast.put({"x": np.arange(3)}, "kept")
+        lent = cast.register({"y": np.arange(4)}, "lent")
+        client.close()
+        with pytest.raises(CatalogUnavailable, match="has ended"):
+            cast.list()
+        assert repr(kept)
+        cast.close()
+        cast.close()
+        with tc.connect(cluster.scheduler_address) as again:
+            assert again.artifact("kept").tensor().tolist() == [0, 1, 2]
+            eventually(lambda: is_gone(again, "lent"), within_s=60)
+        assert repr(lent)

@@ -153,7 +153,7 @@ class Core(SyncMethodMixin):
         Raises
         ------
         CatalogUnavailable
-            When the session is closed: its event loop may be gone too.
+            When the session is closed, or its event loop has ended.
         UnsupportedPlatform
             In a forked child: the event loop is a thread of its parent.
         """
@@ -161,6 +161,9 @@ class Core(SyncMethodMixin):
             raise UnsupportedPlatform(NOT_FORKED)
         if self.closed:
             message = "this session is closed; connect again"
+            raise CatalogUnavailable(message)
+        if self.loop_ended:
+            message = "the event loop of this session has ended, with the Dask client that it came from; connect again"
             raise CatalogUnavailable(message)
         if tracing.active():
             function = _in_a_span(_public_call(), function)
@@ -178,8 +181,13 @@ class Core(SyncMethodMixin):
             return None
         try:
             return self.call(lambda: look(deadline(_GLIMPSE_S).sooner(_GLIMPSE_S)))
-        except (TensorCastError, RuntimeError):  # its event loop may be gone
+        except TensorCastError:
             return None
+
+    @property
+    def loop_ended(self) -> bool:
+        """Whether the event loop is no more: Dask ends it with the last who uses it."""
+        return bool(self.loop.asyncio_loop.is_closed())  # type: ignore[attr-defined]
 
     @property
     def forked(self) -> bool:
