@@ -179,8 +179,10 @@ def test_a_name_is_shown_as_it_is_and_leads_to_its_story(
     story = chrome.popup(lambda: look.page.mouse.click(*at))
     assert "tensorcast-story?ref=%3Cscript%3E" in story.page.url
     story.until(lambda: SCRIPT in story.all_text())
-    assert story.rows("versions")[0]["labels"] == "stage=prod"
-    assert "version 1 committed" in story.columns("lines")["what"]
+    story.until(
+        lambda: [one["labels"] for one in story.rows("versions")] == ["stage=prod"]
+    )
+    story.until(lambda: "version 1 committed" in story.columns("lines")["what"])
     for page in (look, story):
         assert "hush" not in page.page.content() + page.everything()
         page.close()
@@ -243,7 +245,7 @@ def test_memory_shows_what_stores_say(cast: tc.Session, chrome: Browser) -> None
 
     look.until(same)
     look.until(lambda: any(one["pinned"] == 2 * MIB for one in look.rows("rows")))
-    assert {"pinned"} <= set(look.columns("parts")["part"])
+    look.until(lambda: "pinned" in look.columns("parts")["part"])
     agrees(look, cast)
     look.close()
 
@@ -258,21 +260,27 @@ def test_transfers_show_a_copy_while_it_moves_and_its_way_afterwards(
     copying.start()
     try:
         look.until(
-            lambda: any(
-                one["artifact"] == "large" and 0 < one["done"] < one["total"]
-                for one in look.rows("flows")
+            lambda: (
+                "1 under way" in look.text("found")
+                and any(
+                    one["artifact"] == "large" and 0 < one["done"] < one["total"]
+                    for one in look.rows("flows")
+                )
             )
         )
-        assert "1 under way" in look.text("found")
     finally:
         copying.join()
     look.until(lambda: look.columns("flows")["artifact"] == [])
     # Links of a node that was killed before stay in the matrix, and leave the signals.
     look.until(lambda: len(look.rows("matrix")) >= len(cast.signals.snapshot("link/")))
-    names = look.columns("axis")["name"]
-    ways = {(names[one["y"]], names[one["x"]]) for one in look.rows("matrix")}
-    assert ("2", "0") in ways
-    assert "2" in look.columns("sources")["name"]
+
+    def ways() -> set[tuple[str, str]]:
+        names = dict(enumerate(look.columns("axis")["name"]))
+        cells = look.rows("matrix")
+        return {(names.get(one["y"], ""), names.get(one["x"], "")) for one in cells}
+
+    look.until(lambda: ("2", "0") in ways())
+    look.until(lambda: "2" in look.columns("sources")["name"])
     look.close()
 
 
@@ -296,12 +304,12 @@ def test_plans_show_their_steps_and_why_they_failed(
     look = chrome.open("tensorcast-plans")
     look.until(lambda: look.columns("runs")["key"] == ["bad-1", "fine-1"])
     assert look.columns("runs")["status"] == ["failed", "done"]
-    assert look.columns("steps")["status"] == ["failed"]
-    assert IMAGE in look.all_text(), "the reason, as text"
+    look.until(lambda: look.columns("steps")["status"] == ["failed"])
+    look.until(lambda: IMAGE in look.all_text(), what="the reason, as text")
     table = "Bokeh.documents[0].get_model_by_name('runs').selected"
     look.page.evaluate(f"() => {{ {table}.indices = [1] }}")
     look.until(lambda: look.columns("steps")["status"] == ["done", "done"])
-    assert look.text("failure") == ""
+    look.until(lambda: look.text("failure") == "")
     left, right = look.columns("steps")["left"], look.columns("steps")["right"]
     assert right[0] <= left[1] <= right[1], "the second waits for the first"
     look.close()
@@ -349,7 +357,7 @@ def test_a_browser_that_is_closed_costs_nothing(
     (board,) = (
         one
         for one in gc.get_objects()
-        if isinstance(one, Board) and one._of is service.catalog
+        if type(one) is Board and one._of is service.catalog
     )
     first = board._tick
     eventually(lambda: board._tick > first, within_s=20, what="a page that is seen")
