@@ -6,7 +6,8 @@ Rules:
 2. A family has a bounded number of samples: labels are nodes (the first `MAX_NODES`), tiers,
    kinds of events and transports; never artifacts, owners or sessions.
 3. Names end in their unit; what only grows ends in `_total` and begins at 0 with the scheduler.
-4. Nodes have two labels: `node` as Dask names its worker, `node_id` as the catalog does.
+4. A node is named as its Dask worker; of two with one name the living one is, and the other one
+   has its identity beside it: no two samples of a family have the same labels.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ __all__ = [
 ]
 
 MAX_NODES: Final = 1000
-_NODE: Final = ("node", "node_id")
+_NODE: Final = ("node",)
 _TIER: Final = (*_NODE, "tier")
 
 
@@ -135,8 +136,8 @@ def samples(catalog: Catalog) -> dict[str, Samples]:
 def _of_nodes(
     catalog: Catalog,
 ) -> Iterator[tuple[tuple[str, ...], dict[str, float]]]:
-    for node in _shown(catalog.nodes.records.values()):
-        labels = (node.card.name, node.node)
+    for name, node in _shown(catalog.nodes.records.values()):
+        labels = (name,)
         yield (
             labels,
             {
@@ -149,11 +150,16 @@ def _of_nodes(
             yield (*labels, tier), _of_tier(use)
 
 
-def _shown(nodes: Iterable[NodeRecord]) -> Iterator[NodeRecord]:
+def _shown(nodes: Iterable[NodeRecord]) -> Iterator[tuple[str, NodeRecord]]:
     """Of stores that were heard of, the first; processes that lend memory have no tiers."""
-    heard = (node for node in nodes if node.uses)
-    for _, node in zip(range(MAX_NODES), heard, strict=False):
-        yield node
+    heard = sorted((one for one in nodes if one.uses), key=lambda one: not one.live)
+    taken: set[str] = set()
+    for node in heard[:MAX_NODES]:
+        name = node.card.name
+        if not name or name in taken:
+            name = node.label if name else node.node
+        taken.add(name)
+        yield name, node
 
 
 def _of_tier(use: TierUse) -> dict[str, float]:

@@ -58,8 +58,8 @@ def test_a_scrape_agrees_with_what_the_catalog_says_of_itself(
             (value,) = told[f"tensorcast_{name}"].values()
             assert value == state[name], name
         assert list(told["tensorcast_node_up"].values()) == [1, 1]
-        ids = {dict(labels)["node_id"] for labels in told["tensorcast_node_up"]}
-        assert ids == {worker.node for worker in cast.workers()}
+        names = {dict(labels)["node"] for labels in told["tensorcast_node_up"]}
+        assert names == {worker.name for worker in cast.workers()}
         events = {
             dict(labels)["event"]: value
             for labels, value in told["tensorcast_events_total"].items()

@@ -6,6 +6,7 @@ import json
 import re
 from importlib.resources import files
 
+import msgspec
 import pytest
 
 from tensorcast_dask.metrics import families
@@ -24,24 +25,35 @@ def test_a_scrape_tells_what_the_catalog_counts() -> None:
     d.node("b")
     p = d.program()
     p.put("x")
-    held = {node.node: node for node in d.nodes.values()}
     p.put("y")
     told = samples(d.catalog)
     state = d.catalog.debug_state()
     for name in ("epoch", "artifacts", "versions", "replicas", "pins", "sessions"):
         assert told[f"tensorcast_{name}"] == [((), state[name])], name
+    records = d.catalog.nodes.records.values()
     assert dict(told["tensorcast_node_up"]) == {
-        (node.card.name, node.node): 1 for node in held.values()
+        (record.card.name,): 1 for record in records
     }
-    used = {labels[1]: value for labels, value in told["tensorcast_tier_used_bytes"]}
-    assert used == {
-        node.node: use.used_bytes
-        for node in held.values()
-        for tier, use in d.catalog.nodes.records[node.node].uses.items()
-        if tier is m.Tier.HOST
+    assert dict(told["tensorcast_tier_used_bytes"]) == {
+        (record.card.name, tier): use.used_bytes
+        for record in records
+        for tier, use in record.uses.items()
     }
     events = {labels[0]: value for labels, value in told["tensorcast_events_total"]}
     assert events["created"] == 2
+
+
+def test_of_two_nodes_of_one_name_the_living_one_has_it() -> None:
+    d = Desk()
+    first, second = d.node("a"), d.node("b")
+    first.lose_link()
+    d.pass_time(1000.0)
+    second.renew()
+    for node in (first, second):
+        record = d.catalog.nodes.records[node.node]
+        record.card = msgspec.structs.replace(record.card, name="worker")
+    up = dict(samples(d.catalog)["tensorcast_node_up"])
+    assert up == {("worker",): True, ("worker (a)",): False}
 
 
 def test_copies_count_by_their_transport() -> None:
