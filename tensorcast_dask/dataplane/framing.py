@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import time
 from typing import (
     TYPE_CHECKING,
@@ -39,6 +38,7 @@ from tensorcast_dask.dataplane.sockets import (
     PlainIo,
     TlsIo,
     close_fds,
+    hang_up,
     is_tls,
     not_in_children,
 )
@@ -57,6 +57,7 @@ from tensorcast_dask.tensors.frames import (
 from tensorcast_dask.tensors.messages import Wire, decode, encode
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable, Sequence
 
 __all__ = [
@@ -206,15 +207,13 @@ class FrameStream:
 
     def close(self) -> None:
         """Close; a thread that is in a call on this stream gets PeerLost. Idempotent."""
-        with contextlib.suppress(OSError):
-            self.sock.shutdown(socket.SHUT_RDWR)
+        hang_up(self.sock)
         with contextlib.suppress(OSError):
             self.sock.close()
 
     def shutdown(self) -> None:
         """End both directions without giving the descriptor back (another thread uses it)."""
-        with contextlib.suppress(OSError):
-            self.sock.shutdown(socket.SHUT_RDWR)
+        hang_up(self.sock)
 
     # -------------------------------------------------------------- sending
     def send(

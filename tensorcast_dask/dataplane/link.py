@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Final
 
 from tensorcast_dask.dataplane.auth import LINK, Caller, client_tls
 from tensorcast_dask.dataplane.framing import Frame, FrameStream
-from tensorcast_dask.dataplane.sockets import is_tls, not_in_children
+from tensorcast_dask.dataplane.sockets import hang_up, is_tls, not_in_children
 from tensorcast_dask.exceptions import (
     CatalogUnavailable,
     TensorCastError,
@@ -191,7 +191,7 @@ class Link:
     def _cut_greeting(self) -> None:
         """End an attempt that is not up yet. Under the condition."""
         if self._sock is not None and not self._up:
-            _shut(self._sock)
+            hang_up(self._sock)
 
     def _poke(self) -> None:
         if threading.get_ident() == self._thread.ident:
@@ -287,7 +287,7 @@ class Link:
         finally:
             with self._condition:
                 self._sock = None
-            _shut(sock)
+            hang_up(sock)
             sock.close()
 
     def _prove(self, stream: FrameStream, target: LinkTarget) -> None:
@@ -380,13 +380,6 @@ class Link:
             self._callbacks.on_message(message)
         except TensorCastError as error:
             logger.warning("a message of the catalog was refused: %s", error)
-
-
-def _shut(sock: socket.socket) -> None:
-    """End both directions of a socket, also one that another thread waits for."""
-    with contextlib.suppress(OSError):
-        # Not SSLSocket's own: it takes away what the other thread is using.
-        socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
 
 def _no_answer(target: LinkTarget, error: OSError) -> CatalogUnavailable:

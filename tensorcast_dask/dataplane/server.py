@@ -32,7 +32,12 @@ from tensorcast_dask.dataplane import tracing
 from tensorcast_dask.dataplane.auth import STORE, Answerer, check_hello, check_uid
 from tensorcast_dask.dataplane.congestion import set_congestion
 from tensorcast_dask.dataplane.framing import FrameStream, Payload
-from tensorcast_dask.dataplane.sockets import close_fds, is_tls, not_in_children
+from tensorcast_dask.dataplane.sockets import (
+    close_fds,
+    hang_up,
+    is_tls,
+    not_in_children,
+)
 from tensorcast_dask.exceptions import (
     InvalidArgument,
     PeerLost,
@@ -265,7 +270,7 @@ class Server:
         with self._lock:
             left = dict(self._open)
         for sock in left.values():
-            _hang_up(sock)
+            hang_up(sock)
         left.pop(threading.current_thread(), None)  # a handler may ask for the end
         for thread in left:
             thread.join(max(0.0, until_s - time.monotonic()))
@@ -299,7 +304,7 @@ class Server:
             for thread, until_s in self._strangers.items():
                 if until_s > now_s:
                     return until_s - now_s
-                _hang_up(self._open[thread])
+                hang_up(self._open[thread])
             return _LATE_AGAIN_S if self._strangers else None
 
     def _accept(self, listener: socket.socket, accept: _Accept) -> None:
@@ -333,7 +338,7 @@ class Server:
             if len(self._strangers) >= self._limits.strangers:
                 oldest = next(iter(self._strangers))
                 del self._strangers[oldest]
-                _hang_up(self._open[oldest])
+                hang_up(self._open[oldest])
             self._open[thread] = sock
             self._strangers[thread] = time.monotonic() + self._limits.handshake_s
             return True
@@ -360,7 +365,7 @@ class Server:
             if peer is not None:
                 self._tell_closed(peer)
             self._forget(sock)
-            _hang_up(sock)
+            hang_up(sock)
             sock.close()
 
     def _forget(self, sock: socket.socket) -> None:
@@ -478,12 +483,6 @@ class Server:
             self._handler.closed(peer)
         except Exception:  # rule 3
             logger.exception("the end of a connection was not handled")
-
-
-def _hang_up(sock: socket.socket) -> None:
-    """End both directions; the thread that uses the socket notices and closes it."""
-    with contextlib.suppress(OSError):
-        sock.shutdown(socket.SHUT_RDWR)
 
 
 def _prepared(sock: socket.socket, tls: ssl.SSLContext | None) -> socket.socket:

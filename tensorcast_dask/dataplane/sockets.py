@@ -41,6 +41,7 @@ __all__ = [
     "PlainIo",
     "TlsIo",
     "close_fds",
+    "hang_up",
     "is_tls",
     "not_in_children",
 ]
@@ -61,6 +62,13 @@ def close_fds(fds: Sequence[int]) -> None:
     for fd in fds:
         with contextlib.suppress(OSError):
             os.close(fd)
+
+
+def hang_up(sock: socket.socket) -> None:
+    """End both directions; a thread that uses the socket notices, and has it still to close."""
+    with contextlib.suppress(OSError):
+        # Not SSLSocket's own: it takes away what the other thread is using.
+        socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
 
 _sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()

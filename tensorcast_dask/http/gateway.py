@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
+from tensorcast_dask.dataplane.sockets import hang_up
 from tensorcast_dask.exceptions import (
     CatalogUnavailable,
     ResourceError,
@@ -208,7 +209,7 @@ class Gateway:
         loop = asyncio.get_running_loop()
         self._sending.add(sock)
         if self._closed:
-            _shut(sock)
+            hang_up(sock)
         try:
             await loop.run_in_executor(
                 self._senders, _send_all, sock, memory, self.stall_s
@@ -227,7 +228,7 @@ class Gateway:
         ending = asyncio.run_coroutine_threadsafe(self._leave_session(), self.loop)
         self._closed = True
         for sock in list(self._sending):
-            _shut(sock)
+            hang_up(sock)
         self._senders.shutdown(wait=False, cancel_futures=True)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_CLOSE_S):
@@ -241,8 +242,3 @@ def _send_all(sock: socket.socket, memory: memoryview, stall_s: float) -> None:
     for start in range(0, len(memory), _PIECE_BYTES):
         sock.sendall(memory[start : start + _PIECE_BYTES])
     sock.shutdown(socket.SHUT_WR)
-
-
-def _shut(sock: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        sock.shutdown(socket.SHUT_RDWR)
