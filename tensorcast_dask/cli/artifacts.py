@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from tensorcast_dask.cli.options import on_cluster, pairs, session
+from tensorcast_dask.cli.options import POSITIVE, of_version, on_cluster, pairs, session
 from tensorcast_dask.cli.output import run, show_json, show_table, success
 from tensorcast_dask.exceptions import NotFound
 from tensorcast_dask.tensors.quantities import human_bytes
@@ -27,8 +27,6 @@ __all__ = [
     "sql",
     "unpin",
 ]
-
-_POSITIVE = click.IntRange(min=1)
 
 
 @click.command()
@@ -88,7 +86,7 @@ def ls(
 
 @click.command()
 @click.argument("id_", metavar="ID")
-@click.option("-v", "--version", type=_POSITIVE, help="That version.")
+@of_version
 @on_cluster
 def show(id_: str, version: int | None, scheduler: str | None, as_json: bool) -> None:
     """Show one artifact: its tensors, and where its replicas are."""
@@ -147,7 +145,7 @@ def show(id_: str, version: int | None, scheduler: str | None, as_json: bool) ->
 @click.option(
     "-r",
     "--replicas",
-    type=_POSITIVE,
+    type=POSITIVE,
     default=1,
     show_default=True,
     help="On how many hosts.",
@@ -199,7 +197,7 @@ def put(
 @click.command()
 @click.argument("id_", metavar="ID")
 @click.argument("path", type=click.Path(path_type=Path))
-@click.option("-v", "--version", type=_POSITIVE, help="That version.")
+@of_version
 @click.option(
     "--max-shard",
     type=click.IntRange(min=0),
@@ -231,7 +229,7 @@ def get(
 
 @click.command()
 @click.argument("id_", metavar="ID")
-@click.option("-v", "--version", type=_POSITIVE, help="Only that version.")
+@click.option("-v", "--version", type=POSITIVE, help="Only that version.")
 @on_cluster
 def rm(id_: str, version: int | None, scheduler: str | None, as_json: bool) -> None:
     """Destroy an artifact, all versions unless one is named."""
@@ -254,7 +252,7 @@ def rm(id_: str, version: int | None, scheduler: str | None, as_json: bool) -> N
 
 @click.command()
 @click.argument("id_", metavar="ID")
-@click.option("-v", "--version", type=_POSITIVE, help="That version.")
+@of_version
 @on_cluster
 def publish(
     id_: str, version: int | None, scheduler: str | None, as_json: bool
@@ -279,7 +277,7 @@ def publish(
 @click.command()
 @click.argument("name")
 @click.argument("id_", metavar="ID", required=False)
-@click.option("-v", "--version", type=_POSITIVE, help="That version.")
+@of_version
 @on_cluster
 def alias(
     name: str,
@@ -304,7 +302,7 @@ def alias(
 
 @click.command()
 @click.argument("id_", metavar="ID")
-@click.option("-v", "--version", type=_POSITIVE, help="That version.")
+@of_version
 @click.option(
     "--ttl", type=click.FloatRange(min=0, min_open=True), help="Seconds; else for ever."
 )
@@ -333,7 +331,7 @@ def pin(
 @click.command()
 @click.argument("id_", metavar="ID")
 @click.argument("number", type=int, default=0)
-@click.option("-v", "--version", type=_POSITIVE, help="That version.")
+@of_version
 @on_cluster
 def unpin(
     id_: str,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tensorcast_dask.cli.options import on_cluster, session
+from tensorcast_dask.cli.options import of_version, on_cluster, session
 from tensorcast_dask.cli.output import run, show_json, show_table, success
 from tensorcast_dask.exceptions import InvalidArgument
 from tensorcast_dask.tensors.quantities import human_bytes
@@ -17,13 +17,11 @@ if TYPE_CHECKING:
 
 __all__ = ["cp", "drain", "mv"]
 
-_POSITIVE = click.IntRange(min=1)
-
 
 @click.command()
 @click.argument("id_", metavar="ID")
 @click.argument("node")
-@click.option("-v", "--version", type=_POSITIVE, help="That version.")
+@of_version
 @on_cluster
 def cp(
     id_: str, node: str, version: int | None, scheduler: str | None, as_json: bool
@@ -46,7 +44,7 @@ def cp(
     "source",
     help="The node that it leaves; may be left out where one has it.",
 )
-@click.option("-v", "--version", type=_POSITIVE, help="That version.")
+@of_version
 @on_cluster
 def mv(
     id_: str,

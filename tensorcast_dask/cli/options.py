@@ -9,13 +9,26 @@ import click
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["as_json", "on_cluster", "pairs", "scheduler", "session"]
+__all__ = [
+    "POSITIVE",
+    "as_json",
+    "of_version",
+    "on_cluster",
+    "pairs",
+    "scheduler",
+    "session",
+]
+
+#: A whole number from 1 on.
+POSITIVE: Final = click.IntRange(min=1)
 
 _OPEN_S: Final = 10.0
 
 as_json = click.option(
     "--json", "as_json", is_flag=True, help="Print JSON for programs."
 )
+
+of_version = click.option("-v", "--version", type=POSITIVE, help="That version.")
 
 scheduler = click.option(
     "-s",

@@ -8,7 +8,7 @@ from typing import Any
 import click
 import msgspec
 
-from tensorcast_dask.cli.options import on_cluster, session
+from tensorcast_dask.cli.options import POSITIVE, on_cluster, session
 from tensorcast_dask.cli.output import run, show_json, show_table, success
 from tensorcast_dask.tensors.quantities import human_bytes
 
@@ -30,9 +30,7 @@ def plan() -> None:
     type=click.FloatRange(min=0),
     help="Seconds for all of it, in place of the plan's own.",
 )
-@click.option(
-    "-c", "--concurrency", type=click.IntRange(min=1), help="Most steps at once."
-)
+@click.option("-c", "--concurrency", type=POSITIVE, help="Most steps at once.")
 @click.option("--no-wait", is_flag=True, help="Return when it has begun.")
 @click.option("--dry-run", is_flag=True, help="Only say what it would take.")
 @on_cluster

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from tensorcast_dask.cli.options import on_cluster, session
+from tensorcast_dask.cli.options import POSITIVE, on_cluster, session
 from tensorcast_dask.cli.output import run, show_json
 from tensorcast_dask.exceptions import AbsentError
 
@@ -101,7 +101,7 @@ def _live(cast: Any, every: float) -> None:
 @click.option(
     "-n",
     "--count",
-    type=click.IntRange(min=1),
+    type=POSITIVE,
     help="Ends after so many looks that told something; the first tells all that there is.",
 )
 @on_cluster
