@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
 
-from tensorcast_dask.dataplane import tracing
+from tensorcast_dask.dataplane import faults, tracing
 from tensorcast_dask.dataplane.auth import STORE, Answerer, check_hello, check_uid
 from tensorcast_dask.dataplane.congestion import set_congestion
 from tensorcast_dask.dataplane.framing import FrameStream, Payload
@@ -451,6 +451,8 @@ class Server:
                             by_reference=isinstance(reply.message, Chunk | Ranges),
                             fds=reply.fds,
                         )
+                if reply.fds:
+                    faults.point("descriptor.sent", type(request).__name__)
             finally:
                 close_fds(reply.fds)
                 if reply.done is not None:

@@ -223,6 +223,9 @@ class Core:
         """
         faults.point("put.before_commit", detail=str(generation))
         with self.lock:
+            segment = self.table.filling(generation, tier).copy.segment
+        self.shelf.sent(segment)
+        with self.lock:
             filling = self.table.filling(generation, tier)
             if filling.owner:
                 check_lease(self.lease_left_s())

@@ -157,22 +157,22 @@ class Puts:
             answer = Reserved(generation=request.generation, mapped=False, warm=warm)
             return Reply(message=answer)
         try:
-            fd = core.shelf.own(copy.segment).write_description()
+            fd, done = core.shelf.lend_writer(copy.segment)
         except TensorCastError:
             core.abort(request.generation, Tier.HOST)
             raise
         answer = Reserved(generation=request.generation, mapped=True, warm=warm)
-        return Reply(message=answer, fds=(fd,))
+        return Reply(message=answer, fds=(fd,), done=done)
 
     def _lend(self, request: Reserve, filling: Filling) -> Reply:
         """Let the caller open the slab that it fills; the tag says when it is done."""
-        fd = self._core.shelf.own(filling.copy.segment).write_description()
+        fd, done = self._core.shelf.lend_writer(filling.copy.segment)
         answer = Reserved(
             generation=request.generation,
             mapped=True,
             handle=self._devices.slab(filling.copy.segment),
         )
-        return Reply(message=answer, fds=(fd,))
+        return Reply(message=answer, fds=(fd,), done=done)
 
     def _same(self, request: Reserve, peer: Peer) -> Filling | None:
         """Find the reservation that this very request made before, if it did."""

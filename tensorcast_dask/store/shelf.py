@@ -9,7 +9,10 @@ Rules:
    handed on like our own, never written, probed or recycled.
 3. Files are closed by a thread of their own: giving a gigabyte back takes the kernel a
    tenth of a second, which nobody who holds the store's lock can wait for. `settle` waits.
-4. Maps are made when they are used, kept for slabs and for segments in use, and counted
+4. A description that is on its way to a writer is counted until our own end of it is
+   closed (`lend_writer`): the writer may be done with it before the thread that sent it
+   is, and whoever freezes waits for that thread (`sent`), not for the writer.
+5. Maps are made when they are used, kept for slabs and for segments in use, and counted
    by nobody: page tables are all that they cost.
 """
 
@@ -20,11 +23,15 @@ import os
 import queue
 import resource
 import threading
-from typing import Final, TypeAlias
+from collections import Counter
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from tensorcast_dask.dataplane.maps import SharedMap
 from tensorcast_dask.dataplane.segments import MemoryFile, leases_work, reopen
 from tensorcast_dask.exceptions import CapacityError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["LentFile", "Shelf", "raise_descriptor_limit"]
 
@@ -32,6 +39,9 @@ logger = logging.getLogger(__name__)
 
 #: Descriptors that segments leave to connections, logs and files.
 _SPARE_DESCRIPTORS: Final = 256
+
+# Sending takes a moment; past this the peer reads nothing, and is the writer that is left.
+_SENDS_S: Final = 12.0
 
 
 def raise_descriptor_limit() -> int:
@@ -100,6 +110,8 @@ class Shelf:
         self._most = max_descriptors or max(16, limit - _SPARE_DESCRIPTORS)
         self._files: dict[int, File] = {}
         self.leases = leases_work()
+        self._sending: Counter[int] = Counter()
+        self._sent = threading.Condition()
         self._closing: queue.Queue[File | None] = queue.Queue()
         threading.Thread(
             target=self._run_closer, name="tensorcast-closer", daemon=True
@@ -152,6 +164,37 @@ class Shelf:
         file = self._files[segment]
         assert isinstance(file, MemoryFile), "store: a lent segment is not ours"
         return file
+
+    def lend_writer(self, segment: int) -> tuple[int, Callable[[], None]]:
+        """Open a description to write through, for a peer.
+
+        Returns
+        -------
+        int, callable
+            The descriptor, and what to call once it is sent and closed here.
+        """
+        with self._sent:
+            fd = self.own(segment).write_description()
+            self._sending[segment] += 1
+
+        def done() -> None:
+            with self._sent:
+                self._sending[segment] -= 1
+                if not self._sending[segment]:
+                    del self._sending[segment]
+                    self._sent.notify_all()
+
+        return fd, done
+
+    def sent(self, segment: int) -> bool:
+        """Wait until no description of it is on its way; not under the store's lock.
+
+        False after the time that a send may take to a peer that does not read.
+        """
+        with self._sent:
+            return self._sent.wait_for(
+                lambda: segment not in self._sending, timeout=_SENDS_S
+            )
 
     def alone(self, segment: int) -> bool:
         """Say whether nobody else has the segment; never where leases do not work."""

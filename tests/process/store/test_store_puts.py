@@ -296,6 +296,18 @@ def test_a_repeated_reservation_gets_a_description_again(stores: Stores) -> None
             again.reserve(other, 2 * MIB, rid=RequestId("x"))
 
 
+def test_a_writer_may_be_done_before_the_thread_that_sent_it_its_description(
+    stores: Stores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TENSORCAST_FAULTS", "descriptor.sent[Reserve]=delay:0.5")
+    with StoreClient(stores.start()) as client, StoreClient(client.card) as other:
+        gen = generation()
+        _, fd = client.reserve(gen, MIB)
+        other.fill(fd, content(MIB))
+        other.commit(gen, MIB)
+        assert other.read(gen) == content(MIB)
+
+
 def test_bad_requests_are_refused_and_change_nothing(stores: Stores) -> None:
     with StoreClient(stores.start()) as client:
         gen = generation()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -22,6 +23,23 @@ def test_a_segment_is_ours_alone_until_somebody_has_a_description() -> None:
     shelf.settle()
     assert file.closed
     assert 1 not in shelf
+
+
+def test_who_freezes_waits_for_descriptions_that_are_on_their_way() -> None:
+    shelf = Shelf()
+    shelf.make(1, 4096)
+    assert shelf.sent(1)  # at once
+    fd, done = shelf.lend_writer(1)
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(shelf.sent, 1)
+        other, other_done = shelf.lend_writer(1)
+        for last, said in ((other, other_done), (fd, done)):
+            assert not waiting.done()
+            os.close(last)
+            said()
+        assert waiting.result(timeout=10)
+    assert shelf.freeze(1)
+    shelf.close(1)
 
 
 def test_files_are_refused_before_descriptors_run_out() -> None:
