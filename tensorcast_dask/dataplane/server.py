@@ -413,11 +413,10 @@ class Server:
 
     def _welcome_to(self, hello: Hello) -> Welcome:
         welcome = self._welcome()
-        if self._guests is not None and hello.node not in {"", welcome.card.node}:
-            guest = self._guests(hello.node)
-            if guest is not None:
-                return msgspec.structs.replace(welcome, card=guest)
-        return welcome
+        if self._guests is None or hello.node in {"", welcome.card.node}:
+            return welcome
+        guest = self._guests(hello.node) or welcome.card
+        return msgspec.structs.replace(welcome, card=guest)
 
     @staticmethod
     def _hear(stream: FrameStream, kind: type[Any], until_s: float) -> Any:  # noqa: ANN401

@@ -53,8 +53,8 @@ FAMILIES: Final = tuple(
         (
             "tensorcast_info",
             "gauge",
-            "Always 1; the label is the release",
-            ("version",),
+            "Always 1; the labels are the catalog's identity and the release",
+            ("cluster", "version"),
         ),
         ("tensorcast_epoch", "gauge", "Term of the catalog: one more at each restart"),
         ("tensorcast_node_up", "gauge", "1 while a node's lease runs", _NODE),
@@ -121,7 +121,7 @@ def samples(catalog: Catalog) -> dict[str, Samples]:
     }
     for name, value in counts.items():
         found[f"tensorcast_{name}"].append(((), value))
-    found["tensorcast_info"].append(((__version__,), 1))
+    found["tensorcast_info"].append(((catalog.cluster, __version__), 1))
     for labels, values in _of_nodes(catalog):
         for name, value in values.items():
             found[f"tensorcast_{name}"].append((labels, value))

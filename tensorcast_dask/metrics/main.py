@@ -5,7 +5,8 @@ Rules:
 1. Dask's endpoints show the default registry of `prometheus_client`; without that package
    nothing is told, and Dask says so there.
 2. A registry takes a name once, and a process may run several schedulers and workers: one
-   collector of each kind tells of all of them, told apart by their first label.
+   collector of each kind tells of all of them, told apart by one more label. A scheduler that
+   is alone in its process needs none: whoever scrapes names the source, and each label costs.
 3. What belongs to an event loop is read in its thread only: a scrape of a server of another
    loop leaves it out.
 """
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["tell", "tell_of_worker"]
 
-#: Gives the first label and the samples; None while there is nothing to tell.
+#: Gives what tells it apart and the samples; None while there is nothing to tell.
 _Read: TypeAlias = "Callable[[], tuple[str, dict[str, Samples]] | None]"
 
 
@@ -48,9 +49,12 @@ class _Subject(NamedTuple):
 class _Collector:
     """Tells of every scheduler, or of every worker, of this process (rule 2)."""
 
-    def __init__(self, first: str, families: tuple[Family, ...]) -> None:
-        self._first = first
+    def __init__(
+        self, apart: str, families: tuple[Family, ...], *, always: bool
+    ) -> None:
+        self._apart = apart
         self._families = families
+        self._always = always
         self._lock = threading.Lock()
         self._subjects: list[_Subject] = []
 
@@ -77,29 +81,35 @@ class _Collector:
 
     def describe(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
         """Say which names are taken."""
-        return map(self._made, self._families)
+        return (self._made(family, ()) for family in self._families)
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
         """Read all of this thread (rule 3)."""
         here = threading.get_ident()
-        told = [one.read() for one in tuple(self._subjects) if one.thread == here]
+        subjects = tuple(one for one in self._subjects if one.thread == here)
+        told = [each for one in subjects if (each := one.read())]
+        apart = self._always or len(told) > 1
         for family in self._families:
-            made = self._made(family)
-            for first, found in filter(None, told):
+            more = apart and self._apart not in family.labels
+            made = self._made(family, (self._apart,) if more else ())
+            for name, found in told:
+                first = (name,) if more else ()
                 for labels, value in found[family.name]:
-                    made.add_metric([first, *labels], value)
+                    made.add_metric((*first, *labels), value)
             yield made
 
-    def _made(self, family: Family) -> GaugeMetricFamily | CounterMetricFamily:
+    def _made(
+        self, family: Family, first: tuple[str, ...]
+    ) -> GaugeMetricFamily | CounterMetricFamily:
         from prometheus_client import core  # noqa: PLC0415  # optional
 
         counts = family.kind == "counter"
         kind = core.CounterMetricFamily if counts else core.GaugeMetricFamily
-        return kind(family.name, family.help, labels=[self._first, *family.labels])
+        return kind(family.name, family.help, labels=(*first, *family.labels))
 
 
-_OF_SCHEDULERS: Final = _Collector("cluster", FAMILIES)
-_OF_WORKERS: Final = _Collector("worker", OF_WORKERS)
+_OF_SCHEDULERS: Final = _Collector("cluster", FAMILIES, always=False)
+_OF_WORKERS: Final = _Collector("worker", OF_WORKERS, always=True)
 
 
 def tell(

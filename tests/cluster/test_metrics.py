@@ -13,10 +13,9 @@ from distributed import LocalCluster
 from prometheus_client.parser import text_string_to_metric_families
 
 import tensorcast_dask as tc
-from tensorcast_dask.metrics.families import FAMILIES, OF_WORKERS
+from tensorcast_dask.metrics.families import OF_WORKERS
+from tensorcast_dask.version import __version__
 from tests.kit.local import local_cluster
-
-NAMES = {family.name for family in FAMILIES}
 
 
 @pytest.fixture(scope="module")
@@ -66,12 +65,8 @@ def test_a_scrape_agrees_with_what_the_catalog_says_of_itself(
         }
         assert events["created"] == 2
         assert events["destroyed"] == 1
-        clusters = {
-            dict(labels)["cluster"]
-            for family in NAMES
-            for labels in told.get(family, ())
-        }
-        assert clusters == {state["cluster"]}
+        (about,) = told["tensorcast_info"]
+        assert about == {("cluster", state["cluster"]), ("version", __version__)}
 
 
 def test_a_worker_tells_of_its_store(cluster: LocalCluster) -> None:

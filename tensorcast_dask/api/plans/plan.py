@@ -28,7 +28,13 @@ from tensorcast_dask.api.plans.handles import StepHandle
 from tensorcast_dask.api.plans.instances import InstanceSteps
 from tensorcast_dask.api.plans.places import places_of
 from tensorcast_dask.api.plans.pricing import price
-from tensorcast_dask.api.plans.run import PlanRun, open_run, opening
+from tensorcast_dask.api.plans.run import (
+    PlanResult,
+    PlanRun,
+    came_to,
+    open_run,
+    opening,
+)
 from tensorcast_dask.exceptions import (
     InvalidArgument,
     Unimplemented,
@@ -38,6 +44,7 @@ from tensorcast_dask.notebook.cards import plan_card
 from tensorcast_dask.notebook.drawing import Picture, as_svg
 from tensorcast_dask.tensors import values
 from tensorcast_dask.tensors.contexts import Context
+from tensorcast_dask.tensors.messages import RunStatus
 from tensorcast_dask.tensors.plans import (
     PlanSpec,
     Step,
@@ -54,7 +61,6 @@ if TYPE_CHECKING:
 
     from tensorcast_dask.api.instance import InstanceHandle
     from tensorcast_dask.api.plans.pricing import DryRun
-    from tensorcast_dask.api.plans.run import PlanResult
     from tensorcast_dask.api.worker import Worker
     from tensorcast_dask.tensors.messages import PlanState
 
@@ -281,12 +287,12 @@ class Plan:
 
         async def work() -> PlanResult:
             state = await self._open(concurrency, executor, wait=not progress)
+            if state.status is not RunStatus.RUNNING and not progress:
+                return came_to(state, self._session, raises=raise_on_error)
             run = PlanRun(self._session, self.key, state.run)
             if progress:
                 await run._show(len(self))  # noqa: SLF001 - one room
-            return await run._ending(  # noqa: SLF001
-                None, raise_on_error, seen=state
-            )
+            return await run._ending(None, raise_on_error)  # noqa: SLF001
 
         return self._core.bridge(work)
 
@@ -466,8 +472,6 @@ def _check_args(step: Step) -> None:
 
 
 def _result_of(results: Any) -> Any:
-    from tensorcast_dask.api.plans.run import PlanResult
-
     return PlanResult(results[0], None)
 
 

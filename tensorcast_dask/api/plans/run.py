@@ -61,6 +61,7 @@ __all__ = [
     "PlanResult",
     "PlanRun",
     "StepResult",
+    "came_to",
     "carry_on",
     "find",
     "open_run",
@@ -336,12 +337,7 @@ class PlanRun(Future):  # type: ignore[type-arg]
         self,
         timeout: float | None,
         raises: bool,  # noqa: FBT001
-        *,
-        seen: PlanState | None = None,
     ) -> PlanResult:
-        """Wait for the end, unless it was seen already."""
-        if seen is not None and seen.status is not RunStatus.RUNNING:
-            return self._came_to(seen, raises=raises)
         limit = deadline(math.inf if timeout is None else timeout)
         end = self._watch()
         left_s = None if timeout is None else limit.left_s()
@@ -351,13 +347,7 @@ class PlanRun(Future):  # type: ignore[type-arg]
         if not end.done():
             message = f"plan {self.plan!r} still runs; wait longer or cancel it"
             raise DeadlineExceeded(message)
-        return self._came_to(end.result(), raises=raises)
-
-    def _came_to(self, state: PlanState, *, raises: bool) -> PlanResult:
-        result = PlanResult(state, self._session)
-        if raises and result.error is not None:
-            raise result.error
-        return result
+        return came_to(end.result(), self._session, raises=raises)
 
     async def _show(self, steps: int) -> None:
         """Show how many steps have ended, until the run is over."""
@@ -411,6 +401,14 @@ class PlanRun(Future):  # type: ignore[type-arg]
             await carry_on(self._core, spec, state.payloads, state)
         run = PlanRun(self._session, self.plan, state.run)
         return run._offer()
+
+
+def came_to(state: PlanState, session: Any, *, raises: bool) -> PlanResult:
+    """Give what a run came to, or raise what it failed of."""
+    result = PlanResult(state, session)
+    if raises and result.error is not None:
+        raise result.error
+    return result
 
 
 def _here(plan: str, run: int) -> PlanRun:

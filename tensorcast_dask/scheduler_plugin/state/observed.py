@@ -119,9 +119,12 @@ class Observed:
     # ------------------------------------------------------------ plans
     def _mark(self) -> int:
         """Read what a run may change, as it was before."""
-        return self.signals.mark(_OF_RUNS)
+        self.signals.look_again(_OF_RUNS)
+        return self.signals.number
 
-    def _changes(self, since: int) -> tuple[Signal, ...]:
+    def _changes(self, since: int, at_once: bool) -> tuple[Signal, ...]:  # noqa: FBT001
+        """Tell what has changed, as it is, or as it was a moment ago."""
+        self.signals.look_again(_OF_RUNS, at_once=at_once)
         return tuple(self.signals.changes(since, _OF_RUNS, MAX_OF_RUN))
 
     # ------------------------------------------------------------ the catalog's own

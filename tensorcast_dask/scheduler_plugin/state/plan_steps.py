@@ -100,8 +100,9 @@ class PlanSteps:
             else:
                 since, again = bound
                 if not again:
-                    # Not waited for: lost only with a scheduler that dies at once.
-                    self._outbox.persist(step_row(run, step.name))
+                    # Not waited for: lost only with a scheduler that dies at once. Under a
+                    # key of its own nobody resumes the run.
+                    self._outbox.persist(step_row(run, step.name), lazy=run.own_key)
         if known is not None:
             if step.name not in run.outcomes:
                 known = self.record(run, step, known)

@@ -65,10 +65,7 @@ from tensorcast_dask.tensors.messages import (
     StepOutcome,
     StepStatus,
 )
-from tensorcast_dask.tensors.plans import (
-    PlanSpec,
-    report_key,
-)
+from tensorcast_dask.tensors.plans import Kind, PlanSpec, report_key
 from tensorcast_dask.tensors.signals import Reading, Signal
 
 __all__ = ["KEPT_OWN", "POLL_S", "UNDO_S", "Plans"]
@@ -77,6 +74,8 @@ __all__ = ["KEPT_OWN", "POLL_S", "UNDO_S", "Plans"]
 POLL_S: Final = 2.0
 #: So many runs that are over are kept whose plans had no key of their caller's.
 KEPT_OWN: Final = 1000
+#: Steps that change nothing at a node which the node does not tell by itself.
+_STILL: Final = frozenset({Kind.NOOP, Kind.LATEST, Kind.CALL})
 #: What undoing may take after the deadline.
 UNDO_S: Final = 30.0
 
@@ -108,8 +107,8 @@ class Plans:
         self._own: deque[Run] = deque()
         #: Gives the number of the signals' last change.
         self.mark: Callable[[], int] = lambda: 0
-        #: Gives the signals that changed since a number.
-        self.changes: Callable[[int], tuple[Signal, ...]] = lambda _: ()
+        #: Gives the signals that changed since a number, as they are or were a moment ago.
+        self.changes: Callable[[int, bool], tuple[Signal, ...]] = lambda *_: ()
 
     def __len__(self) -> int:
         return sum(one.status is RunStatus.RUNNING for one in self.runs.values())
@@ -358,7 +357,8 @@ class Plans:
         self._outbox.emit("plan_ended", plan=run.key, status=str(status))
         run.ended_s = self._outbox.now_s
         if run.since:
-            run.signals = self.changes(run.since)
+            moved = any(one.kind not in _STILL for one in run.spec.steps)
+            run.signals = self.changes(run.since, moved)
         waiting, run.waiting = run.waiting, {}
         for rid, (caller, _) in waiting.items():
             self._tell(caller, run, at_once=run.own_key and rid == run.opener)

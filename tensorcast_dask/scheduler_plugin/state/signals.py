@@ -115,6 +115,8 @@ class Signals:
         self._read_s = 0.0
         self._rest_s = 0.0
         self._swept_s = 0.0
+        #: When what runs tell of is read again.
+        self._again_s = 0.0
 
     def __len__(self) -> int:
         return len(self._watchers)
@@ -221,16 +223,17 @@ class Signals:
         )
         self._outbox.reply(caller.session, caller.rid, SignalHistory(points=told))
 
-    def mark(self, prefixes: tuple[str, ...]) -> int:
-        """Read what begins so; give the number of the last change."""
-        self._read(prefixes)
-        return self.number
+    def look_again(self, prefixes: tuple[str, ...], *, at_once: bool = False) -> None:
+        """Read what begins so, if that was not done a moment ago; always the same prefixes."""
+        now_s = self._outbox.now_s
+        if at_once or now_s >= self._again_s:
+            count = self._read(prefixes)
+            self._again_s = now_s + max(MIN_EVERY_S, _PACE_S * count)
 
     def changes(
         self, since: int, prefixes: tuple[str, ...], limit: int
     ) -> list[Signal]:
         """Give the signals that changed since a number, and events, oldest first."""
-        self._read(prefixes)
         ask = SignalsAsked(
             rid=RequestId(""),
             prefixes=prefixes,

@@ -96,7 +96,7 @@ def test_every_family_has_samples_of_its_labels_alone() -> None:
 
 def test_the_dashboard_for_grafana_asks_for_nothing_that_is_not_told() -> None:
     board = json.loads((files(families.__package__) / "grafana.json").read_text())
-    labels = {label for family in FAMILIES for label in family.labels} | {"cluster"}
+    labels = {label for family in FAMILIES for label in family.labels} | {"instance"}
     shown: set[str] = set()
     for panel in board["panels"]:
         for target in panel["targets"]:

@@ -13,11 +13,11 @@ from tests.kit.catalogs import Desk
 SCHEDULER: Any = None
 
 
-def clusters() -> set[str]:
+def clusters(name: str = "tensorcast_info") -> set[str]:
     return {
-        sample.labels["cluster"]
+        sample.labels.get("cluster", "")
         for family in REGISTRY.collect()
-        if family.name == "tensorcast_info"
+        if family.name == name
         for sample in family.samples
     }
 
@@ -28,10 +28,11 @@ def test_catalogs_of_one_process_are_told_side_by_side_each_until_its_end() -> N
     end_first = tell(SCHEDULER, lambda: first)
     end_second = tell(SCHEDULER, lambda: second)
     end_third = tell(SCHEDULER, lambda: None)
-    assert clusters() == {first.cluster, "another"}
-    end_first()
+    assert clusters() == clusters("tensorcast_epoch") == {first.cluster, "another"}
     end_first()
     assert clusters() == {"another"}
+    assert clusters("tensorcast_epoch") == {""}
+    assert REGISTRY.get_sample_value("tensorcast_sessions") == 0
     end_second()
     end_third()
     assert "tensorcast_info" not in {family.name for family in REGISTRY.collect()}
