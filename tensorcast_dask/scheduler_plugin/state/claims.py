@@ -163,6 +163,8 @@ class _Waiting:
     works: Works
     caller: Caller
     begin: Callable[[], None]
+    #: For what.
+    said: str
     timer: Timer
 
 
@@ -264,10 +266,24 @@ class Claims:
             works=works,
             caller=caller,
             begin=begin,
+            said=message,
             timer=self._timers.at(until_s, late),
         )
         self._waiting.append(mine)
         return True
+
+    def waits(self, key: str) -> str:
+        """Say for what the plan of a key waits; "" when it does not."""
+        return next((one.said for one in self._waiting if one.key == key), "")
+
+    def give_up(self, key: str, why: Fault) -> None:
+        """Have whoever runs the plan of a key wait for its turn no longer."""
+        left = [one for one in self._waiting if one.key == key]
+        self._waiting = [one for one in self._waiting if one.key != key]
+        for one in left:
+            one.timer.cancel()
+            self._outbox.reply(one.caller.session, one.caller.rid, why)
+        self._go_on()
 
     def _before(
         self, key: str, works: Works, waiting: Iterable[_Waiting]

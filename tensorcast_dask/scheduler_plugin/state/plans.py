@@ -27,6 +27,7 @@ import msgspec
 from tensorcast_dask.exceptions import (
     DeadlineExceeded,
     Mismatch,
+    NotFound,
     PlanFailed,
     TensorCastError,
 )
@@ -60,6 +61,7 @@ from tensorcast_dask.tensors.messages import (
     Fault,
     OpenPlan,
     PlanAsked,
+    PlanState,
     ResumePlan,
     RunStatus,
     StepOutcome,
@@ -219,11 +221,25 @@ class Plans:
 
     def asked(self, caller: Caller, ask: PlanAsked) -> None:
         """Tell how a run stands, now or at its end."""
-        run = found_run(self.runs, ask.key, ttl_s=self._ttl_s)
+        run = self._found(ask.key)
         if ask.whole:
             self._tell(caller, run, whole=True)
             return
         self._wait(caller, run, ask.wait_s, step=ask.step)
+
+    def _found(self, key: str) -> Run:
+        """Find a run.
+
+        Raises
+        ------
+        NotFound
+            When there is none, or the plan has not begun.
+        """
+        said = "" if key in self.runs else self.claims.waits(key)
+        if said:
+            message = f"{said}; it has no run until then"
+            raise NotFound(message)
+        return found_run(self.runs, key, ttl_s=self._ttl_s)
 
     def _wait(self, caller: Caller, run: Run, wait_s: float, *, step: str = "") -> None:
         """Tell at the end of a run, or of a step of it, or after a while."""
@@ -242,7 +258,7 @@ class Plans:
 
     def resume(self, caller: Caller, ask: ResumePlan, *, until_s: float = 0.0) -> None:
         """Go on where a run stopped; what is done, and was not undone, stays."""
-        run = found_run(self.runs, ask.key, ttl_s=self._ttl_s)
+        run = self._found(ask.key)
         over = run.status not in {RunStatus.RUNNING, RunStatus.DONE}
         if not over or run.run != ask.run:
             self._tell(caller, run, whole=True)
@@ -278,7 +294,20 @@ class Plans:
 
     def end(self, caller: Caller, ask: EndPlan) -> None:
         """Take the word that a run is over, or stop it."""
-        run = found_run(self.runs, ask.key, ttl_s=self._ttl_s)
+        if ask.cancel and ask.key not in self.runs and self.claims.waits(ask.key):
+            why = Fault.of(PlanFailed("the plan was cancelled before its turn came"))
+            self.claims.give_up(ask.key, why)
+            state = PlanState(
+                key=ask.key,
+                run=0,
+                digest="",
+                status=RunStatus.CANCELLED,
+                message=why.message,
+                fault=why,
+            )
+            self._outbox.reply(caller.session, caller.rid, state)
+            return
+        run = self._found(ask.key)
         other = run.run != ask.run and not (ask.cancel and not ask.run)
         if run.status is not RunStatus.RUNNING or other:
             self._tell(caller, run)

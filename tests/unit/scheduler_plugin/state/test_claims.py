@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from tensorcast_dask.exceptions import Mismatch
+from tensorcast_dask.exceptions import Mismatch, NotFound, PlanFailed
 from tensorcast_dask.scheduler_plugin.state.claims import Work, works_of
 from tensorcast_dask.scheduler_plugin.state.events import PlanDropped
 from tensorcast_dask.tensors import messages as m
@@ -213,6 +213,28 @@ def test_a_plan_waits_until_its_deadline_and_is_told_for_whom() -> None:
     at_once = asks(p, "at once", plan(PREFETCH), 0)
     d.pass_time(0.1)
     assert isinstance(p.answers[at_once], m.Fault)
+    assert counts(d) == (2, 0, 2)
+
+
+def test_a_plan_that_waits_says_so_to_who_asks_for_its_run_and_can_be_cancelled() -> (
+    None
+):
+    d, p = scene()
+    p.put("x")
+    asks(p, "first", plan(DESTROY))
+    waiting = asks(p, "second", plan(PREFETCH))
+    behind = asks(p, "third", plan(DESTROY))
+    for request in (
+        m.PlanAsked(rid=p.rid(), key="second"),
+        m.ResumePlan(rid=p.rid(), key="second", run=1, deadline_s=1.0),
+    ):
+        with pytest.raises(NotFound, match="waits for plan 'first'"):
+            p.call(request, m.PlanState)
+    cancel = m.EndPlan(rid=p.rid(), key="second", run=0, cancel=True)
+    assert p.call(cancel, m.PlanState).status is RunStatus.CANCELLED
+    with pytest.raises(PlanFailed, match="before its turn"):
+        p.result(waiting, m.PlanState)
+    assert p.result(behind, m.PlanState).started  # it waited for that one alone
     assert counts(d) == (2, 0, 2)
 
 
