@@ -28,6 +28,8 @@ class Found:
     buffer: Any
     #: How the tensors of a view lie in the buffer; None for a whole artifact.
     view: View | ResolvedView | None
+    #: The buffer is the part of one tensor that was asked for, and no more.
+    cut: bool = False
 
     def packed(self) -> tuple[Index, Any]:
         """Give the tensors as a segment of their own: a view's are copied."""

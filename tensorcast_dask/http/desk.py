@@ -4,7 +4,7 @@ Rules:
 
 1. The session is the only way to the cluster: nothing is decided here that it does not decide.
 2. Bytes are given as memory: a map of the segment where a node of this host has it, and then nothing
-   was copied.
+   was copied; else the part that was asked for, brought from a holder.
 3. Nothing that a stranger pickled, or had pickled, is unpickled.
 4. Long lists are made in slices: on the scheduler another thread waits for the interpreter meanwhile.
 """
@@ -170,8 +170,7 @@ class Desk:
         headers["Content-Length"] = str(part.stop - part.start)
         if given.method == "HEAD":
             return Answer(status=part.status, headers=headers)
-        read = await artifact.tensor_dict(framework="raw", names=[name])
-        memory = memoryview(read[name].data).cast("B")[part.start : part.stop]
+        memory = await self._session.read_part(artifact, name, part.start, part.stop)
         return Answer(status=part.status, headers=headers, memory=memory)
 
     # ------------------------------------------------------------ the cluster

@@ -1,11 +1,12 @@
 """Bytes from nodes of other hosts into this process's own memory.
 
 Used where no node is on the reader's host, so that nobody could keep a replica for it, and
-for views, whose ranges are not worth a replica of the base.
+for views and parts of a tensor, whose ranges are not worth a replica of the whole.
 
 Rules:
 
-1. Every chunk is verified against its sum before the result is handed out.
+1. Every chunk is verified against its sum before the result is handed out. Ranges have the sum of
+   what their holder sent: they are proved to have come as they left.
 2. Holders are tried in the catalog's order; one that fails, or says nothing for `stall_s`
    while another has the bytes too, is left, and what is missing is asked of the next. When
    none is left the last error is raised.
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tensorcast_dask.dataplane import memory
 from tensorcast_dask.exceptions import (
@@ -25,6 +26,7 @@ from tensorcast_dask.exceptions import (
     TensorCastError,
     WrongPeer,
 )
+from tensorcast_dask.tensors.boxes import Runs
 from tensorcast_dask.tensors.checksums import chunk_count, chunk_range
 from tensorcast_dask.tensors.messages import (
     Chunk,
@@ -41,27 +43,39 @@ if TYPE_CHECKING:
 
     from tensorcast_dask.api.connection.core import Core
     from tensorcast_dask.api.connection.deadlines import Deadline
-    from tensorcast_dask.tensors.boxes import Runs
     from tensorcast_dask.tensors.messages import ArtifactInfo, NodeCard
     from tensorcast_dask.tensors.specs import Index
     from tensorcast_dask.tensors.views import ResolvedView
 
-__all__ = ["fetch"]
+__all__ = ["Part", "fetch"]
 
 _THREADS: Final = 4
 #: Ranges of at most this many bytes together go in one message.
 _BATCH_BYTES: Final = 16 << 20
 
 
+class Part(NamedTuple):
+    """Some bytes of one tensor."""
+
+    tensor: str
+    start: int
+    stop: int
+
+
 def fetch(
-    core: Core, info: ArtifactInfo, cards: Sequence[NodeCard], limit: Deadline
+    core: Core,
+    info: ArtifactInfo,
+    cards: Sequence[NodeCard],
+    limit: Deadline,
+    part: Part | None = None,
 ) -> tuple[Index, memoryview, ResolvedView | None]:
-    """Bring an artifact, or the ranges of a view, into memory of our own. Blocks.
+    """Bring an artifact, or the ranges of a view or a part, into memory of our own. Blocks.
 
     Returns
     -------
     (Index, memoryview, ResolvedView or None)
-        Of a view: a packed segment of just its boxes, and the view that reads them.
+        Of a view: a packed segment of just its boxes, and the view that reads them. Of a part the
+        memory is that part.
 
     Raises
     ------
@@ -77,7 +91,7 @@ def fetch(
         stall_s = core.stores.stall_s if number < len(cards) else None
         try:
             limit.check(f"reading {info.id!r}")
-            source = _Source(core, info, card, within, stall_s)
+            source = _Source(core, info, card, within, stall_s, part)
             landed = _landing(source, landed)
             landed.fill(source)
         except (AbsentError, PeerLost, WrongPeer) as error:
@@ -99,6 +113,7 @@ class _Source:
     card: NodeCard
     limit: Deadline
     stall_s: float | None
+    part: Part | None
 
     def ask(self, request: Any, expect: Any, into: memoryview | None = None) -> Any:
         """Ask once; bytes that come are verified."""
@@ -132,7 +147,7 @@ class _Landing:
                 return
             into, request = self.missing[number]
             try:
-                expect = Ranges if source.info.view else Chunk
+                expect = Ranges if source.info.view or source.part else Chunk
                 answer = source.ask(request(source), expect, into)
                 _same_content(answer.stamp, self.cut[2], source.info)
             except BaseException:
@@ -153,10 +168,16 @@ def _landing(source: _Source, begun: _Landing | None) -> _Landing:
     if begun is not None and begun.cut == cut:
         return begun
     index = core.stores.index(info.generation, chunks.index)
+    if source.part is not None:
+        tensor, start, stop = source.part
+        buffer = memory.private(stop - start)
+        runs = Runs(index.entry(tensor).offset + start, stop - start)
+        pieces = enumerate(_ranges(buffer, runs))
+        return _Landing(index, buffer, None, cut, dict(pieces))
     if not info.view:
         buffer = memory.private(chunks.nbytes)
-        pieces = _chunks(buffer, chunks)
-        return _Landing(index, buffer, None, cut, dict(enumerate(pieces)))
+        whole = enumerate(_chunks(buffer, chunks))
+        return _Landing(index, buffer, None, cut, dict(whole))
     shown = View.decode(info.view).resolve(index)
     own, view = shown.packed()
     buffer = memory.private(own.nbytes)

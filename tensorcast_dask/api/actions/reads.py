@@ -14,7 +14,7 @@ Rules:
 2. A result's memory lives until its last tensor is gone, whatever is destroyed, evicted or
    closed meanwhile.
 3. Bytes that crossed a host's border are verified before they are handed out.
-4. A view moves the bytes of the view, not of its base.
+4. A view moves the bytes of the view, not of its base; a part of a tensor that of the part.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from tensorcast_dask.api.actions import moves, names, on_device
-from tensorcast_dask.api.actions.fetching import fetch
+from tensorcast_dask.api.actions.fetching import Part, fetch
 from tensorcast_dask.api.artifact import spec_dict
 from tensorcast_dask.api.connection.operation import Operation
 from tensorcast_dask.dataplane import arrays, tracing
@@ -76,6 +76,7 @@ if TYPE_CHECKING:
 __all__ = [
     "debug_state",
     "meta",
+    "part",
     "pool",
     "read",
     "read_into",
@@ -89,6 +90,8 @@ _LOOK_S: Final = 1.0
 _UNREACHED: Final = (PeerLost, WrongPeer)
 #: How often bytes of a version may arrive damaged: once or twice it may have been the way.
 _MOST_DAMAGED: Final = 3
+#: Of a longer part the whole is brought, where a node is here to keep it for the next reader.
+_PART_BYTES: Final = 64 << 20
 #: How long a reader rests before it asks the catalog again where the holders are.
 _FIRST_PAUSE_S: Final = 0.005
 _LONGEST_PAUSE_S: Final = 0.2
@@ -159,7 +162,9 @@ async def _places(
         raise Gone(message, error.data) from None
 
 
-async def _find(core: Core, info: ArtifactInfo, limit: Deadline) -> Found:
+async def _find(
+    core: Core, info: ArtifactInfo, limit: Deadline, part: Part | None = None
+) -> Found:
     """Take steps 2 to 4, again while holders come and go.
 
     That a version is gone or lost is the catalog's word alone: a store that does not have
@@ -169,7 +174,7 @@ async def _find(core: Core, info: ArtifactInfo, limit: Deadline) -> Found:
     while True:
         cards = [at.card for at in await _places(core, info, limit)]
         try:
-            return await _find_at(core, info, cards, limit, patience_s)
+            return await _find_at(core, info, cards, limit, patience_s, part)
         except Incomplete:
             raise
         except (AbsentError, DeadlineExceeded, *_UNREACHED) as error:
@@ -197,6 +202,7 @@ async def _find_at(
     cards: list[NodeCard],
     limit: Deadline,
     patience_s: float,
+    part: Part | None,
 ) -> Found:
     local = [c for c in cards if c.host == core.host and c.kind == "store"]
     # Who stands still is left after a while, if there is somebody else to turn to.
@@ -209,16 +215,18 @@ async def _find_at(
         except DeadlineExceeded:
             if each is limit or limit.poll:
                 raise
+    some = part is not None or bool(info.view)
     for card in cards:
-        # A view moves the bytes of the view; what cannot be read from here comes in chunks.
-        if card.kind == "instance" and card.host == core.host and not info.view:
+        # Of a view or a part only its bytes move; what cannot be read from here comes in chunks.
+        if card.kind == "instance" and card.host == core.host and not some:
             with contextlib.suppress(AbsentError, UnsupportedPlatform, *_UNREACHED):
                 return await core.in_thread(_open_at, core, card, info, each)
-    if not (local or info.owner is Owner.CALLER or info.view):
+    if not (local or info.owner is Owner.CALLER or some):
         found = await _bring(core, info, limit)
         if found is not None:
             return found
-    return Found(*await core.in_thread(fetch, core, info, cards, limit))
+    brought = await core.in_thread(fetch, core, info, cards, limit, part)
+    return Found(*brought, cut=part is not None)
 
 
 async def _bring(core: Core, info: ArtifactInfo, limit: Deadline) -> Found | None:
@@ -317,6 +325,36 @@ async def _read_on(
     return arrays.materialise_on(
         found.holding, found.index, framework=framework, names=wanted
     )
+
+
+async def part(
+    core: Core, info: ArtifactInfo, wanted: Part, limit: Deadline
+) -> memoryview:
+    """Give some bytes of a tensor: out of a map, else only they come from a holder.
+
+    All of it comes as ever where it is a view, and where a node of this host is to keep what was
+    asked for at length.
+    """
+    found = await core.in_thread(_open_here, core, info, limit)
+    if found is None:
+        large = wanted.stop - wanted.start > _PART_BYTES and core.stores.local()
+        only = None if info.view or large else wanted
+        found = await _find(core, info, limit, only)
+    if found.cut:
+        return memoryview(found.buffer)
+
+    def cut() -> memoryview:
+        raw: Any = arrays.materialise(
+            found.buffer,
+            found.index,
+            framework="raw",
+            names=[wanted.tensor],
+            view=found.view,
+        )[wanted.tensor]
+        return memoryview(raw.data).cast("B")[wanted.start : wanted.stop]
+
+    # Parts of a view may have to be copied together.
+    return await core.in_thread(cut) if info.view else cut()
 
 
 def read_into(

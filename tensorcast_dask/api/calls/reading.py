@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tensorcast_dask.api.actions import names, reads
+from tensorcast_dask.api.actions.fetching import Part
 from tensorcast_dask.api.artifact import Artifact
 from tensorcast_dask.api.calls.base import Calls
-from tensorcast_dask.exceptions import Mismatch
+from tensorcast_dask.exceptions import InvalidArgument, Mismatch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -89,6 +90,37 @@ class Reading(Calls):
             device=device,
             share=share,
         )
+
+    def read_part(
+        self,
+        artifact: Artifact,
+        name: str,
+        start: int,
+        stop: int,
+        *,
+        deadline: float | None = None,
+    ) -> Any:
+        """Give bytes `start` to `stop` of a tensor (C order, little-endian) as a memoryview.
+
+        Where no node of this host has the artifact they alone are brought, from any holder.
+
+        Raises
+        ------
+        InvalidArgument
+            When the tensor has no such bytes.
+        """
+        limit = self._core.deadline(deadline)
+
+        async def work() -> memoryview:
+            spec = await reads.meta(self._core, artifact.info, name, limit)
+            if not 0 <= start <= stop <= spec.nbytes:
+                message = f"bytes {start} to {stop} are not in a tensor of {spec.nbytes} bytes"
+                raise InvalidArgument(message)
+            return await reads.part(
+                self._core, artifact.info, Part(name, start, stop), limit
+            )
+
+        return self._core.call(work)
 
     def read_into(
         self,

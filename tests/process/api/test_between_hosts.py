@@ -15,6 +15,7 @@ import pytest
 
 import tensorcast_dask as tc
 from tensorcast_dask.dataplane.maps import live_maps
+from tensorcast_dask.exceptions import InvalidArgument
 from tensorcast_dask.tensors.dtypes import DTYPES
 from tensorcast_dask.tensors.messages import Tier
 from tests.kit.contracts import noise
@@ -208,3 +209,25 @@ def test_futures_are_put_by_the_worker_that_has_most_of_them_however_busy(
     (place,) = cast.artifact("put").locations()
     assert place.card.worker == at
     assert busy.result(60)
+
+
+def test_a_part_of_what_lies_elsewhere_comes_alone(
+    cast: tc.Session, beside: tc.Session
+) -> None:
+    _, there = cast.workers()
+    raw, small = noise(3 * MIB), np.arange(7)
+    w = np.frombuffer(raw, np.uint8)
+    artifact = beside.put({"b": small, "w": w}, "far", worker=there)
+    lent = cast.register({"w": w.copy()}, "lent")
+    for start, stop in ((0, 16), (MIB - 5, 2 * MIB + 3), (3 * MIB - 1, 3 * MIB)):
+        for one in (artifact, lent):
+            part = beside.read_part(one, "w", start, stop)
+            assert bytes(part) == raw[start:stop]
+    assert {at.card.node for at in artifact.locations()} == {there.node}
+    head = artifact.view({"w": tc.s_[MIB:]}, name="far/tail")
+    assert bytes(beside.read_part(head, "w", 5, 70)) == raw[MIB + 5 : MIB + 70]
+    assert bytes(cast.read_part(artifact, "b", 8, 16)) == small.tobytes()[8:16]
+    for start, stop in ((-1, 2), (2, 1), (0, 3 * MIB + 1)):
+        with pytest.raises(InvalidArgument, match="are not in a tensor"):
+            beside.read_part(artifact, "w", start, stop)
+    lent.release()

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from tensorcast_dask.api.actions.fetching import fetch
+from tensorcast_dask.api.actions.fetching import Part, fetch
 from tensorcast_dask.api.connection.deadlines import Deadline
 from tensorcast_dask.api.connection.stores import Stores
 from tensorcast_dask.dataplane import arrays
@@ -80,6 +80,30 @@ def reader(served: Served) -> Reader:
     return Reader(Stores(greeting, HostId("elsewhere")))
 
 
+def fetched(
+    memory: Any, index: Index, *, view: bytes = b"", part: Part | None = None
+) -> Any:
+    """What comes to a program of another host."""
+    info = ArtifactInfo(
+        id="v",  # type: ignore[arg-type]
+        version=1,  # type: ignore[arg-type]
+        generation=GENERATION,
+        stage="committed",  # type: ignore[arg-type]
+        owner="system",  # type: ignore[arg-type]
+        nbytes=index.nbytes,
+        tensors=2,
+        view=view,
+    )
+    Counting.sent, Counting.index = 0, index
+    with serve(bytes(memory[: index.nbytes]), holder=Counting) as served:
+        asking = reader(served)
+        limit = Deadline(time.monotonic() + 60)
+        try:
+            return fetch(asking, info, [served.card], limit, part)  # type: ignore[arg-type]
+        finally:
+            asking.stores.close()
+
+
 @pytest.mark.parametrize(
     "what",
     [s_[3:9], s_[:, 5], s_[::64, ::2], s_[512:]],
@@ -89,29 +113,16 @@ def test_of_a_view_only_its_own_bytes_cross(what: Any) -> None:
     memory, index = stored({"x": BASE, "y": BASE + 1})
     view = View.of({"x": what})
     shown = view.resolve(index)
-    info = ArtifactInfo(
-        id="v",  # type: ignore[arg-type]
-        version=1,  # type: ignore[arg-type]
-        generation=GENERATION,
-        stage="committed",  # type: ignore[arg-type]
-        owner="system",  # type: ignore[arg-type]
-        nbytes=index.nbytes,
-        tensors=2,
-        view=shown.described().encode(),
-    )
-    Counting.sent, Counting.index = 0, index
-    with serve(bytes(memory[: index.nbytes]), holder=Counting) as served:
-        asking = reader(served)
-        try:
-            found = fetch(
-                asking,  # type: ignore[arg-type]
-                info,
-                [served.card],
-                Deadline(time.monotonic() + 60),
-            )
-        finally:
-            asking.stores.close()
-    own, buffer, resolved = found
+    own, buffer, resolved = fetched(memory, index, view=shown.described().encode())
     made = arrays.materialise(buffer, own, framework="numpy", view=resolved)
     assert np.array_equal(np.asarray(made["x"]), BASE[what])
     assert Counting.sent == BASE[what].nbytes
+
+
+@pytest.mark.parametrize("span", [(0, 1), (1000, 300_007), (0, BASE.nbytes), (5, 5)])
+def test_of_a_part_of_a_tensor_only_its_own_bytes_cross(span: tuple[int, int]) -> None:
+    memory, index = stored({"x": BASE, "y": BASE + 1})
+    start, stop = span
+    _, buffer, _ = fetched(memory, index, part=Part("y", start, stop))
+    assert bytes(buffer) == (BASE + 1).tobytes()[start:stop]
+    assert Counting.sent == stop - start
