@@ -35,7 +35,9 @@ from tensorcast_dask.tensors.messages import (
     Answer,
     CancelAsked,
     Message,
+    OpenPlan,
     OpenSession,
+    ResumePlan,
     SessionOpen,
     decode,
     encode,
@@ -158,6 +160,10 @@ class CatalogLink:
                 answer = await asked.future
         except TimeoutError as error:
             raise self._too_late(request) from error
+        except asyncio.CancelledError:
+            if isinstance(request, OpenPlan | ResumePlan):  # it may wait for its turn
+                self._withdraw(rid)
+            raise
         finally:
             self._pending.pop(rid, None)
         if answer.fault is not None:
@@ -188,12 +194,16 @@ class CatalogLink:
     def _too_late(self, request: Message) -> TensorCastError:
         name = type(request).__name__
         if self._comm is not None:
-            cancel = CancelAsked(rid=self.next_rid(), asked=request.rid)  # type: ignore[attr-defined]
-            asyncio.ensure_future(self._write(encode(cancel)))  # noqa: RUF006 - nobody waits for it
+            self._withdraw(request.rid)  # type: ignore[attr-defined]
             return DeadlineExceeded(
                 f"{name} was not answered in time; give it more with deadline="
             )
         return _away(name)
+
+    def _withdraw(self, rid: RequestId) -> None:
+        """Tell the catalog that nobody waits for an answer any more."""
+        cancel = CancelAsked(rid=self.next_rid(), asked=rid)
+        asyncio.ensure_future(self._write(encode(cancel)))  # noqa: RUF006 - nobody waits for it
 
     async def cancel(self, rid: RequestId) -> bool:
         """Ask the catalog to stop a request; its caller gets the catalog's answer.
@@ -236,8 +246,10 @@ class CatalogLink:
 
     async def _write(self, raw: bytes) -> None:
         # A comm that breaks here is seen by the reader, which opens another and sends again.
-        with contextlib.suppress(OSError):
-            await self._comm.write(raw)
+        comm = self._comm
+        if comm is not None:
+            with contextlib.suppress(OSError):
+                await comm.write(raw)
 
     async def _keep(self) -> None:
         """Hold a comm open, for as long as the session lives."""

@@ -189,6 +189,7 @@ class Catalog:
         self.requests = Requests(ground, self)
         self.nodes.on_lapse = self._lapsed
         self.pins.on_change = self.replicas.remark
+        self.sessions.on_over = self.plans.claims.session_over
         self.inventories.on_announced = self.creations.announced
         self.inventories.on_withdrawn = self.creations.withdrawn
         self.inventories.on_complete = self.creations.claimed

@@ -7,7 +7,8 @@ Rules:
    publishes, loads or copies it into being. What one plan takes, no other keeps at the same time.
 2. A plan has all its claims before it begins, or waits and has none: so no two wait for each
    other. Whoever came first goes first; who has nothing to do with those that wait passes them.
-3. It waits at most until its own deadline. Claims end with the run, however that ends.
+3. It waits at most until its own deadline, and for as long as its caller does. Claims end with the
+   run, however that ends.
 4. An artifact that only a running step can name is claimed when it is asked for, and that never
    waits: the step is refused while another plan's claim is in the way.
 """
@@ -24,7 +25,7 @@ from tensorcast_dask.scheduler_plugin.state.names import Names
 from tensorcast_dask.scheduler_plugin.state.operations import Caller
 from tensorcast_dask.scheduler_plugin.state.records import VersionRecord
 from tensorcast_dask.scheduler_plugin.state.timers import Timer
-from tensorcast_dask.tensors.ids import ArtifactId
+from tensorcast_dask.tensors.ids import ArtifactId, RequestId, SessionId
 from tensorcast_dask.tensors.messages import Fault
 from tensorcast_dask.tensors.plans import ArtifactRef, Kind, NameRef, Step, StepRef
 
@@ -155,7 +156,7 @@ def _meant(name: ArtifactId, names: Names) -> ArtifactId:
 
 
 # -------------------------------------------------------------------- who has what
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class _Waiting:
     """A plan that waits for its turn."""
 
@@ -278,11 +279,25 @@ class Claims:
 
     def give_up(self, key: str, why: Fault) -> None:
         """Have whoever runs the plan of a key wait for its turn no longer."""
-        left = [one for one in self._waiting if one.key == key]
-        self._waiting = [one for one in self._waiting if one.key != key]
+        self._leave([one for one in self._waiting if one.key == key], why)
+
+    def session_over(self, session: SessionId) -> None:
+        """Let no plan begin whose caller is gone (rule 3)."""
+        self._leave([one for one in self._waiting if one.caller.session == session])
+
+    def cancel(self, rid: RequestId) -> bool:
+        """Have a caller wait no longer; False where it does not wait."""
+        left = [one for one in self._waiting if one.caller.rid == rid]
+        why = Fault.of(DeadlineExceeded("cancelled", {"cancelled": True}))
+        self._leave(left, why)
+        return bool(left)
+
+    def _leave(self, left: list[_Waiting], why: Fault | None = None) -> None:
         for one in left:
+            self._waiting.remove(one)
             one.timer.cancel()
-            self._outbox.reply(one.caller.session, one.caller.rid, why)
+            if why is not None:
+                self._outbox.reply(one.caller.session, one.caller.rid, why)
         self._go_on()
 
     def _before(

@@ -294,9 +294,11 @@ class Plans:
 
     def end(self, caller: Caller, ask: EndPlan) -> None:
         """Take the word that a run is over, or stop it."""
-        if ask.cancel and ask.key not in self.runs and self.claims.waits(ask.key):
-            why = Fault.of(PlanFailed("the plan was cancelled before its turn came"))
+        why = Fault.of(PlanFailed("the plan was cancelled before its turn came"))
+        waited = ask.cancel and self.claims.waits(ask.key)
+        if waited:
             self.claims.give_up(ask.key, why)
+        if waited and ask.key not in self.runs:
             state = PlanState(
                 key=ask.key,
                 run=0,
@@ -345,7 +347,11 @@ class Plans:
             message = f"plan {run.key!r} did not end within its deadline; give it more with ddl="
             self._stop(run, Fault.of(DeadlineExceeded(message)))
 
-        self._appoint(run, run.until_s - self._outbox.now_s, late)
+        def enough() -> None:
+            self._close(run)
+
+        act = late if run.stopping is None else enough
+        self._appoint(run, run.until_s - self._outbox.now_s, act)
 
     def _appoint(self, run: Run, within_s: float, act: Callable[[], None]) -> None:
         """Set the one alarm that a run has."""
@@ -363,7 +369,11 @@ class Plans:
         if not run.undone:
             self._close(run)
             return
-        self._appoint(run, UNDO_S, lambda: self._close(run))
+        run.until_s = self._outbox.now_s + UNDO_S
+        self._begin_time(run)
+        # Who is told that it stops is told of what stays so after a restart.
+        row = row_of(run, now_s=self._outbox.now_s)
+        self._outbox.persist(row, Generation(run.life))
 
     def _close(self, run: Run) -> None:
         for step in run.spec.ordinary:

@@ -296,7 +296,8 @@ class Requests:
                 after = self._outbox.firm
                 self._outbox.reply(caller.session, caller.rid, states, after=after)
             case CancelAsked():
-                if not self._parts.observed.signals.cancel(request.asked):
+                known = self._parts.observed.signals.cancel(request.asked)
+                if not known and not self._parts.plans.claims.cancel(request.asked):
                     self._operations.cancel(request.asked)
                 self._outbox.reply(caller.session, caller.rid, None)
             case CatalogStateAsked():

@@ -92,6 +92,8 @@ class PlanRow(msgspec.Struct, array_like=True, frozen=True):
     driver: str = ""
     concurrency: int = 0
     own_key: bool = False
+    #: Why no further step begins.
+    stopping: Fault | None = None
 
 
 class StepRow(msgspec.Struct, array_like=True, frozen=True):
@@ -369,6 +371,7 @@ def run_of(row: PlanRow, spec: PlanSpec, *, now_s: float) -> Run:
         driver=NodeId(row.driver),
         concurrency=row.concurrency,
         own_key=row.own_key,
+        stopping=row.stopping,
     )
 
 
@@ -409,6 +412,7 @@ def row_of(run: Run, *, now_s: float) -> Row:
         driver=run.driver,
         concurrency=run.concurrency,
         own_key=run.own_key,
+        stopping=run.stopping,
     )
     return packed("plan", run.key, row)
 

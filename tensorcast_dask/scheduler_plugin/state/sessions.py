@@ -4,10 +4,12 @@ Rules:
 
 1. A session is known by its id, whatever comm it speaks on; the newest comm counts.
 2. One that lost its comm may come back for a while; then its creations are rolled back,
-   and later its recorded answers are forgotten. Its pins stay.
+   and later its recorded answers are forgotten. Its pins stay, plans that it waits to begin do not.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from tensorcast_dask.scheduler_plugin.state.creations import Creations
 from tensorcast_dask.scheduler_plugin.state.events import EndSession
@@ -39,6 +41,8 @@ class Sessions:
         self._recovery_s = recovery_s
         self._keep_s = keep_s
         self._sessions: dict[SessionId, SessionRecord] = {}
+        #: Told of one that is over.
+        self.on_over: Callable[[SessionId], None] = lambda _: None
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -99,6 +103,7 @@ class Sessions:
 
     def _over(self, record: SessionRecord) -> None:
         self._creations.session_gone(record)
+        self.on_over(record.session)
         self._outbox.emit("session_ended", session=record.session)
         if self._sessions.get(record.session) is record:
             del self._sessions[record.session]

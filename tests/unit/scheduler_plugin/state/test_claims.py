@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import msgspec
 import pytest
 
 from tensorcast_dask.exceptions import Mismatch, NotFound, PlanFailed
@@ -260,6 +261,27 @@ def test_the_same_plan_that_waits_twice_is_one_run_and_another_is_refused() -> N
     assert counts(d) == (1, 0, 1)
 
 
+def test_a_plan_whose_caller_waits_no_longer_does_not_begin() -> None:
+    d, p = scene()
+    p.put("x")
+    asks(p, "one", plan(DESTROY))
+    other = d.program("other")
+    two = asks(other, "two", plan(PREFETCH))
+    three = asks(p, "three", plan(PREFETCH))
+    four = asks(p, "four", plan(step(Kind.DESTROY)))
+    other.call(m.CloseSession(rid=other.rid()), type(None))
+    p.call(m.CancelAsked(rid=p.rid(), asked=three), type(None))
+    fault = p.answers[three]
+    assert isinstance(fault, m.Fault)
+    assert (fault.kind, fault.data) == ("DeadlineExceeded", {"cancelled": True})
+    assert p.answered(four)  # it came after those
+    assert not other.answered(two)
+    assert counts(d) == (2, 0, 2)
+    ends(p, "one")
+    ends(p, "four")
+    assert counts(d) == (0, 0, 0)
+
+
 # ---------------------------------------------------------------- ends
 def test_a_plan_that_nobody_carries_on_lets_others_begin_and_is_resumed_after_them() -> (
     None
@@ -272,6 +294,12 @@ def test_a_plan_that_nobody_carries_on_lets_others_begin_and_is_resumed_after_th
     d.flush()
     assert p.answered(two)
     ask = m.ResumePlan(rid=p.rid(), key="one", run=first.run, deadline_s=60.0)
+    p.ask(ask)
+    assert not p.answered(ask.rid)
+    ends(p, "one")  # it does not go on after all
+    with pytest.raises(PlanFailed, match="before its turn"):
+        p.result(ask.rid, m.PlanState)
+    ask = msgspec.structs.replace(ask, rid=p.rid())
     p.ask(ask)
     assert not p.answered(ask.rid)
     ends(p, "two")

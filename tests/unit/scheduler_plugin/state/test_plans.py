@@ -344,6 +344,31 @@ def test_steps_that_undo_have_a_moment_after_the_deadline() -> None:
     assert r.look().status is RunStatus.FAILED
 
 
+def test_a_run_that_stops_does_so_still_after_a_restart() -> None:
+    d, p, r = scene()
+    steps = (noop("a"), noop("undo a", compensates="a"), noop("b"))
+    r.open(PlanSpec(steps=steps).check())
+    r.ended("a")
+    assert r.end(cancel=True).status is RunStatus.RUNNING
+    d = d.restart()
+    p.open()
+    outcome = r.begin("b").outcome
+    assert outcome is not None
+    assert outcome.status is StepStatus.CANCELLED
+    assert r.begin("undo a").outcome is None
+    r.ended("undo a")
+    d = d.restart()
+    p.open()
+    assert r.end().status is RunStatus.CANCELLED
+    r.key = "k2"
+    r.open(PlanSpec(steps=steps).check())
+    r.end(cancel=True)
+    d = d.restart()
+    p.open()
+    d.pass_time(UNDO_S + 0.5)
+    assert r.look().status is RunStatus.CANCELLED
+
+
 def test_who_waits_is_told_at_the_end_or_in_time() -> None:
     d, p, r = scene()
     r.open(chain("a"))
