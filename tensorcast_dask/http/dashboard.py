@@ -10,7 +10,6 @@ Rules:
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -61,8 +60,8 @@ class DashboardHandler(GatewayHandler):
         known = _gateways.get(self._scheduler)
         if known is None or known.secret != beside.token or known.failed:
             making = asyncio.create_task(asyncio.to_thread(_make, beside))
-            known = _gateways[self._scheduler] = _Made(beside.token, making)
-            installed.guests.add(known.end)
+            made = known = _gateways[self._scheduler] = _Made(beside.token, making)
+            making.add_done_callback(lambda _: _is_guest(made, installed))
         try:
             return await asyncio.shield(known.making)
         except InvalidArgument as error:  # of a setting, which is nobody's business
@@ -85,9 +84,13 @@ class _Made(NamedTuple):
 
     async def end(self) -> None:
         """End it."""
-        with contextlib.suppress(InvalidArgument):
-            gateway = await self.making
-            await gateway.close()
+        gateway = await self.making
+        await gateway.close()
+
+
+def _is_guest(made: _Made, installed: Installation) -> None:
+    if not made.failed:
+        installed.guests.add(made.end)
 
 
 def _make(beside: Beside) -> Gateway:

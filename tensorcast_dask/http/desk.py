@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import msgspec
 
 from tensorcast_dask.api.artifact import Artifact
+from tensorcast_dask.api.plans.run import find as find_run
 from tensorcast_dask.exceptions import InvalidArgument, TensorCastError
 from tensorcast_dask.http.state import shapes, showing
 from tensorcast_dask.http.state.openapi import document
@@ -31,6 +32,7 @@ from tensorcast_dask.version import __version__
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterable
 
+    from tensorcast_dask.api.plans.run import PlanRun
     from tensorcast_dask.http.state.routes import Asked
 
 __all__ = ["Answer", "Conditions", "Desk", "packed"]
@@ -222,11 +224,15 @@ class Desk:
     async def _submit_plan(self, asked: Asked, given: Conditions) -> Answer:
         spec = PlanSpec.from_json(given.body)
         plan = self._session.plan(spec.context).load_spec(given.body)
-        run = await plan.submit(asked.whole("concurrency"))
+        # Not offered to Dask: no worker has to wait for what only the catalog is asked.
+        run = await plan._submit(asked.whole("concurrency"), "graph")  # noqa: SLF001
         return await self._state_of(run, status=202)
 
+    async def _run(self, asked: Asked) -> PlanRun:
+        return await find_run(self._session, asked.path["key"], offer=False)
+
     async def _show_plan(self, asked: Asked, _: Conditions) -> Answer:
-        run = await self._session.plan_run(asked.path["key"])
+        run = await self._run(asked)
         wait_s = asked.number("wait")
         if wait_s > 0:
             with contextlib.suppress(TimeoutError):
@@ -234,9 +240,8 @@ class Desk:
         return await self._state_of(run)
 
     async def _watch_plan(self, asked: Asked, _: Conditions) -> Answer:
-        key = asked.path["key"]
-        run = await self._session.plan_run(key)
-        return Answer(events=self._steps(run, key))
+        run = await self._run(asked)
+        return Answer(events=self._steps(run, asked.path["key"]))
 
     async def _steps(self, run: Any, key: str) -> AsyncGenerator[bytes, None]:  # noqa: ANN401
         told: object = None
@@ -251,7 +256,7 @@ class Desk:
                     return
 
     async def _cancel_plan(self, asked: Asked, _: Conditions) -> Answer:
-        run = await self._session.plan_run(asked.path["key"])
+        run = await self._run(asked)
         await run.cancel()
         return await self._state_of(run, status=202)
 

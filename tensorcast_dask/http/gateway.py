@@ -158,9 +158,16 @@ class Gateway:
             work.close()
             message = "the gateway has closed"
             raise CatalogUnavailable(message)
-        return await asyncio.wrap_future(
-            asyncio.run_coroutine_threadsafe(work, self.loop)
-        )
+        task = asyncio.current_task()
+        try:
+            return await asyncio.wrap_future(
+                asyncio.run_coroutine_threadsafe(work, self.loop)
+            )
+        except asyncio.CancelledError:
+            if task is not None and task.cancelling():
+                raise
+            message = "the gateway has closed"  # under what it was doing
+            raise CatalogUnavailable(message) from None
 
     # ------------------------------------------------------------ answers
     def enter(self, form: Form) -> Places | None:
@@ -238,7 +245,7 @@ class Gateway:
 
 
 def _send_all(sock: socket.socket, memory: memoryview, stall_s: float) -> None:
-    sock.settimeout(stall_s)  # for each piece
-    for start in range(0, len(memory), _PIECE_BYTES):
-        sock.sendall(memory[start : start + _PIECE_BYTES])
+    sock.settimeout(stall_s)
+    while memory:  # not `sendall`, whose time is that of all: a slow reader is none that takes nothing
+        memory = memory[sock.send(memory[:_PIECE_BYTES]) :]
     sock.shutdown(socket.SHUT_WR)

@@ -6,7 +6,8 @@ Rules:
 2. Errors are JSON of the product's tree, whatever raised them.
 3. Bytes of a tensor never go through the event loop whole: a thread sends them out of the map. Under
    TLS, whose state the loop holds, they go in pieces, one after the other was taken.
-4. A stream whose reader has gone, or takes nothing, is ended; nothing is kept for it.
+4. A stream whose reader has gone, or takes nothing, is ended; nothing is kept for it. A look that
+   nobody waits for any more is let go; what is done for who has gone keeps its place to its end.
 5. Neither headers nor bodies are logged.
 """
 
@@ -65,6 +66,7 @@ class GatewayHandler(RequestHandler):
         self._body = bytearray()
         self._gone = asyncio.get_running_loop().create_future()
         self._inside = False
+        self._working = False
 
     async def gateway(self) -> Gateway:
         """Give the gateway that answers here."""
@@ -135,19 +137,32 @@ class GatewayHandler(RequestHandler):
         except TensorCastError as error:
             self._fail(error)
             return
+        self._working = True
         try:
-            answer = await self._gateway.on_loop(
-                self._gateway.answer(self._asked, self._conditions())
-            )
-            await self._send(answer)
+            await self._send(await self._answer())
         except TensorCastError as error:
             self._fail(error)
         except StreamClosedError:
             log.debug("a caller has gone")
         finally:
+            self._working = False
             if room is not None:
                 room.give()
             self._leave()
+
+    async def _answer(self) -> Answer:
+        answer = self._gateway.answer(self._asked, self._conditions())
+        work = asyncio.ensure_future(self._gateway.on_loop(answer))
+        route = self._asked.route
+        try:
+            if route.method == "GET" and route.form is not routes.Form.BYTES:
+                both = {work, self._gone}
+                await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+                if not work.done():
+                    raise StreamClosedError
+            return await work
+        finally:
+            work.cancel()
 
     def _conditions(self) -> Conditions:
         headers = self.request.headers
@@ -205,7 +220,7 @@ class GatewayHandler(RequestHandler):
         coming: asyncio.Task[bytes | None] | None = None
         try:
             await self._taken(self.flush())
-            while True:
+            while self.request.method != "HEAD":
                 coming = asyncio.create_task(self._next(events))
                 await asyncio.wait(
                     {coming, self._gone}, return_when=asyncio.FIRST_COMPLETED
@@ -230,7 +245,8 @@ class GatewayHandler(RequestHandler):
 
     def on_connection_close(self) -> None:
         """Learn that the caller has gone."""
-        self._leave()
+        if not self._working:
+            self._leave()
         if not self._gone.done():
             self._gone.set_result(None)
 

@@ -44,6 +44,9 @@ class Guests:
         self.beside = beside
         self._endings: list[Callable[[], Awaitable[None]]] = []
 
+    def __len__(self) -> int:
+        return len(self._endings)
+
     def add(self, ending: Callable[[], Awaitable[None]]) -> None:
         """Have one ended with the catalog."""
         self._endings.append(ending)

@@ -8,21 +8,25 @@ import json
 import socket
 import ssl
 import subprocess
+import threading
 from collections.abc import AsyncGenerator, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import numpy as np
 import pytest
-from distributed import LocalCluster
+from distributed import LocalCluster, secede
 
 import tensorcast_dask as tc
 from tensorcast_dask.dataplane import auth
+from tensorcast_dask.exceptions import CatalogUnavailable, DeadlineExceeded
 from tensorcast_dask.http.desk import Answer, Conditions
-from tensorcast_dask.http.gateway import Gateway, Limits
+from tensorcast_dask.http.gateway import Gateway, Limits, _send_all
 from tensorcast_dask.http.server import Server
 from tensorcast_dask.http.state.routes import Asked
+from tensorcast_dask.scheduler_plugin.dask_private import EXTENSION
 from tensorcast_dask.worker_plugin.context import keeper_of
 from tests.kit.certificates import mint_certificates
 from tests.kit.curl import Curl
@@ -224,6 +228,54 @@ def test_a_plan_is_begun_watched_shown_and_cancelled(curl: Curl) -> None:
     assert curl("/v1/plans/none").status == 404
 
 
+def test_who_looks_at_a_run_leaves_nothing_that_waits_for_its_end(
+    curl: Curl, cluster: LocalCluster, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    (worker,) = cluster.workers.values()
+    with tc.connect(cluster.scheduler_address) as cast:
+        plan = cast.plan()
+        plan.on_any().submit(wait_for, str(gate))
+        # Not offered to Dask: the only task that waits is the one of the handle below.
+        run = cast.client.sync(plan._submit, None, "graph")
+        try:
+            assert curl(f"/v1/plans/{plan.key}?wait=0.1").json["status"] == "running"
+            assert cluster.scheduler is not None
+            assert run.key not in cluster.scheduler.tasks
+            with pytest.raises(DeadlineExceeded, match="still runs"):
+                run.outcome(timeout=0.1)
+            assert run._end is None
+            found = cast.plan_run(plan.key)
+            eventually(
+                lambda: (
+                    run.key in worker.state.tasks
+                    and worker.state.tasks[run.key].state == "long-running"
+                ),
+                within_s=30,
+                what="a task that waits for the end",
+            )
+            found.release()
+            eventually(
+                lambda: run.key not in worker.state.tasks,
+                within_s=30,
+                what="its end, though the run goes on",
+            )
+        finally:
+            gate.touch()
+        assert run.result(timeout=60).status == "done"
+
+
+def wait_for(gate: str) -> None:
+    secede()  # the worker has one thread
+    eventually(lambda: Path(gate).exists(), within_s=60, what="the gate")
+
+
+def test_a_stream_that_is_only_asked_for_its_head_ends(curl: Curl) -> None:
+    two = curl.words("/v1/signals/stream", "-I", f"{curl.base}/v1/signals/stream")
+    done = subprocess.run(two, capture_output=True, check=False)
+    assert (done.returncode, done.stdout.count(b" 200 ")) == (0, 2)
+
+
 def test_signals_are_streamed_and_a_closed_client_leaves_nothing(
     curl: Curl, cluster: LocalCluster
 ) -> None:
@@ -291,7 +343,13 @@ def test_a_token_that_cannot_be_read_opens_nothing_and_is_named_in_the_log_only(
         for token in (False, True):
             reply = curl("/v1/nodes", token=token)
             assert (reply.status, missing in reply.body.decode()) == (503, False)
+        assert len(installed_in(made).guests) == 0
     assert missing in caplog.text
+
+
+def installed_in(cluster: LocalCluster) -> Any:
+    assert cluster.scheduler is not None
+    return cluster.scheduler.extensions[EXTENSION]
 
 
 # ------------------------------------------------------------ without a cluster
@@ -345,6 +403,106 @@ def test_who_reads_nothing_is_left(path: str) -> None:
 
     with no_leaks(threads=True):
         look()
+
+
+class Patient(Scene):
+    """A gateway whose answers take until it is let go on."""
+
+    dropped = 0
+    going: asyncio.Event
+
+    async def answer(self, asked: Asked, given: Conditions) -> Answer:
+        self.entered += 1
+        try:
+            await self.going.wait()
+        except asyncio.CancelledError:
+            self.dropped += 1
+            raise
+        return Answer()
+
+
+@on_loop
+async def test_who_has_gone_keeps_a_place_only_for_what_is_done() -> None:
+    gateway = Patient(
+        no_session, token=TOKEN, limits=Limits(connections=1, watchers=1, reads=1)
+    )
+    gateway.going = asyncio.Event()
+    server = Server(gateway, most=3, tls=None)
+    url = await server.listen("127.0.0.1", (0, 0))
+    port = int(url.rpartition(":")[2])
+
+    async def ask(method: str) -> asyncio.StreamWriter:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        head = (
+            f"{method} /v1/plans HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n"
+        )
+        writer.write(f"{head}Authorization: Bearer {TOKEN}\r\n\r\n".encode())
+        return writer
+
+    try:
+        for number, method in enumerate(("GET", "POST"), 1):
+            writer = await ask(method)
+            await eventually_async(
+                partial(gateway_has, gateway, number), within_s=30, what="it is asked"
+            )
+            writer.close()
+            if method == "GET":
+                await eventually_async(
+                    lambda: gateway.dropped and not gateway.requests.taken,
+                    within_s=30,
+                    what="nobody waits for it any more",
+                )
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /v1/nodes HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert b" 503 " in await reader.readline()
+        writer.close()
+        gateway.loop.call_soon_threadsafe(gateway.going.set)
+        await eventually_async(
+            lambda: not gateway.requests.taken, within_s=30, what="its place is free"
+        )
+        assert gateway.dropped == 1
+    finally:
+        await server.close()
+
+
+def gateway_has(gateway: Scene, entered: int) -> bool:
+    return gateway.entered == entered
+
+
+@on_loop
+async def test_what_is_under_way_when_a_gateway_closes_ends_with_a_reason() -> None:
+    gateway = scene()
+    begun = threading.Event()
+
+    async def work() -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    waits = asyncio.create_task(gateway.on_loop(work()))
+    await asyncio.to_thread(begun.wait, 30)
+    await gateway.close()
+    with pytest.raises(CatalogUnavailable, match="has closed"):
+        await waits
+
+
+def test_a_reader_is_slow_for_as_long_as_it_takes_something() -> None:
+    class Slow:
+        taken = b""
+        within_s: float | None = None
+
+        def settimeout(self, within_s: float) -> None:
+            self.within_s = within_s
+
+        def send(self, given: memoryview) -> int:
+            self.taken += given[:1000]
+            return len(given[:1000])
+
+        def shutdown(self, how: int) -> None:
+            assert how == socket.SHUT_WR
+
+    slow: Any = Slow()
+    _send_all(slow, memoryview(W.tobytes()[:10_500]), 3.0)
+    assert (slow.taken, slow.within_s) == (W.tobytes()[:10_500], 3.0)
 
 
 def test_connections_above_the_limit_are_closed_unread() -> None:

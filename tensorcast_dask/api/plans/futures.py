@@ -3,7 +3,8 @@
 Rules:
 
 1. Such a task gives what its run or step came to, or raises what it failed of, whichever
-   executor carries the run on. It only asks: when it is lost nothing else is.
+   executor carries the run on. It only asks: when it is lost nothing else is. When nobody wants
+   it any more it ends: a thread that runs for Dask is never ended from outside.
 2. It gives its place in the worker's pool back before it waits, and goes before other tasks.
 3. Its name ends with the run's number, so that a resumed run is another Future.
 """
@@ -12,12 +13,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from distributed import secede
+from distributed import get_worker, secede
 
 from tensorcast_dask.api.current import current_session
 from tensorcast_dask.tensors.plans import task_key
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from distributed import Client, Future
 
 __all__ = [
@@ -62,12 +65,26 @@ def of_step(client: Client, key: str, run: int, step: str) -> Future[Any]:
 # -------------------------------------------------------------------- tasks
 def wait_for_run(key: str) -> Any:
     """Give a run's `PlanResult`, or raise what it failed of."""
-    secede()  # type: ignore[no-untyped-call]
-    return current_session().plan_run(key).result()
+    wanted = _seceded()
+    run = current_session().plan_run(key)
+    return run._core.bridge(run._while, wanted)  # noqa: SLF001 - of this room
 
 
 def wait_for_step(key: str, step: str) -> Any:
     """Give what a step came to, or raise what it failed of."""
-    secede()  # type: ignore[no-untyped-call]
+    wanted = _seceded()
     run = current_session().plan_run(key)
-    return run._core.bridge(run._value, step)  # noqa: SLF001 - of this room
+    return run._core.bridge(run._value, step, wanted)  # noqa: SLF001 - of this room
+
+
+def _seceded() -> Callable[[], bool]:
+    """Give this task's place back; give what says whether anybody wants what it comes to."""
+    worker = get_worker()
+    key = worker.get_current_task()
+    secede()  # type: ignore[no-untyped-call]
+
+    def wanted() -> bool:
+        task = worker.state.tasks.get(key)
+        return task is not None and task.state != "cancelled"
+
+    return wanted

@@ -7,6 +7,7 @@ Rules:
 2. `result()` raises what a failed run failed of; `outcome()` never raises it.
 3. For Dask a handle is the Future of a task that waits for the end (`futures`). What the handle's
    own methods say is the catalog's word, and needs no worker.
+4. The catalog is asked for as long as somebody waits for the answer, and no longer.
 """
 
 from __future__ import annotations
@@ -72,6 +73,8 @@ __all__ = [
 _LOOK_S: Final = 20.0
 #: How often what is shown is looked at.
 _SHOW_S: Final = 0.5
+#: How often a task looks whether it is wanted still.
+_WANTED_S: Final = 1.0
 
 
 class StepResult:
@@ -220,6 +223,7 @@ class PlanRun(Future):  # type: ignore[type-arg]
         self.plan = plan
         self.run = run
         self._end: asyncio.Task[PlanState] | None = None
+        self._waiters = 0
         super().__init__(futures.run_key(plan, run))
 
     def _offer(self) -> PlanRun:
@@ -308,10 +312,24 @@ class PlanRun(Future):  # type: ignore[type-arg]
 
     # ------------------------------------------------------------ the work
     def _watch(self) -> asyncio.Task[PlanState]:
+        """Have the end waited for by one more."""
         if self._end is None:
             self._end = asyncio.ensure_future(self._ended())
             self._end.add_done_callback(lambda end: end.cancelled() or end.exception())
+        self._waiters += 1
         return self._end
+
+    @contextlib.contextmanager
+    def _watched(self) -> Iterator[asyncio.Task[PlanState]]:
+        """Have the end waited for in a block (rule 4)."""
+        end = self._watch()
+        try:
+            yield end
+        finally:
+            self._waiters -= 1
+            if not self._waiters and not end.done():
+                self._end = None
+                end.cancel()
 
     async def _ended(self) -> PlanState:
         while True:
@@ -322,10 +340,15 @@ class PlanRun(Future):  # type: ignore[type-arg]
     async def _ask(self, *, wait_s: float = 0.0, step: str = "") -> PlanState:
         return await _ask(self._core, self.plan, wait_s=wait_s, step=step)
 
-    async def _value(self, step: str) -> Any:
-        """Wait for the end of a step; give its value, or raise what it failed of."""
+    async def _value(self, step: str, wanted: Callable[[], bool]) -> Any:
+        """Wait for the end of a step; give its value, or raise what it failed of.
+
+        Given up, with None, when nobody wants it any more.
+        """
         state = await self._ask(wait_s=_LOOK_S, step=step)
         while state.status is RunStatus.RUNNING and step not in state.outcomes:
+            if not wanted():
+                return None
             state = await self._ask(wait_s=_LOOK_S, step=step)
         ended = PlanResult(state, self._session)
         error = ended[step].error if step in ended else ended.error
@@ -339,29 +362,38 @@ class PlanRun(Future):  # type: ignore[type-arg]
         raises: bool,  # noqa: FBT001
     ) -> PlanResult:
         limit = deadline(math.inf if timeout is None else timeout)
-        end = self._watch()
-        left_s = None if timeout is None else limit.left_s()
-        if limit.poll:
-            left_s = 2.0 if await self._done() else 0.0
-        await asyncio.wait({end}, timeout=left_s)
-        if not end.done():
-            message = f"plan {self.plan!r} still runs; wait longer or cancel it"
-            raise DeadlineExceeded(message)
-        return came_to(end.result(), self._session, raises=raises)
+        with self._watched() as end:
+            left_s = None if timeout is None else limit.left_s()
+            if limit.poll:
+                left_s = 2.0 if await self._done() else 0.0
+            await asyncio.wait({end}, timeout=left_s)
+            if not end.done():
+                message = f"plan {self.plan!r} still runs; wait longer or cancel it"
+                raise DeadlineExceeded(message)
+            return came_to(end.result(), self._session, raises=raises)
+
+    async def _while(self, wanted: Callable[[], bool]) -> PlanResult | None:
+        """Wait for the end, as `result`, for as long as somebody wants it; else None."""
+        with self._watched() as end:
+            while not end.done() and wanted():
+                await asyncio.wait({end}, timeout=_WANTED_S)
+            if not end.done():
+                return None
+            return came_to(end.result(), self._session, raises=True)
 
     async def _show(self, steps: int) -> None:
         """Show how many steps have ended, until the run is over."""
         shown = await self._core.in_thread(meter, f"plan {self.plan}", of="steps")
         if shown is None:
             return
-        end = self._watch()
-        while not end.done():
-            shown.show(len(await self._now()), steps)
-            await asyncio.wait({end}, timeout=_SHOW_S)
-        with contextlib.suppress(TensorCastError):  # its waiter is told
-            state = end.result()
-            shown.show(len(state.outcomes), steps)
-            shown.close(str(state.status))
+        with self._watched() as end:
+            while not end.done():
+                shown.show(len(await self._now()), steps)
+                await asyncio.wait({end}, timeout=_SHOW_S)
+            with contextlib.suppress(TensorCastError):  # its waiter is told
+                state = end.result()
+                shown.show(len(state.outcomes), steps)
+                shown.close(str(state.status))
 
     async def _failure(self, timeout: float | None) -> TensorCastError | None:
         return (await self._ending(timeout, raises=False)).error
@@ -428,8 +460,8 @@ async def _ask(
     return await core.ask(request, PlanState, limit or deadline(wait_s + 60.0))
 
 
-async def find(session: Any, key: str) -> PlanRun:
-    """Give the run of a plan's key, or of what Dask calls the run.
+async def find(session: Any, key: str, *, offer: bool = True) -> PlanRun:
+    """Give the run of a plan's key, or of what Dask calls the run; `offer` it to Dask.
 
     Raises
     ------
@@ -443,7 +475,8 @@ async def find(session: Any, key: str) -> PlanRun:
         if not (inner := futures.plan_in(key)):
             raise
         state = await _ask(core, inner)
-    return PlanRun(session, state.key, state.run)._offer()  # noqa: SLF001 - of this module
+    run = PlanRun(session, state.key, state.run)
+    return run._offer() if offer else run  # noqa: SLF001 - of this module
 
 
 async def open_run(
