@@ -26,7 +26,7 @@ from tensorcast_dask.exceptions import TensorCastError
 from tensorcast_dask.tensors.secrets import HIDDEN, is_secret
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
 __all__ = ["scrubbed", "spellings", "write"]
@@ -77,6 +77,7 @@ def write(cast: Any, path: Path) -> list[str]:
         "story.json": lambda: _stories(cast),
     }
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    os.fchmod(fd, 0o600)  # of one that was there
     with (
         os.fdopen(fd, "wb") as file,
         zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as bundle,
@@ -88,35 +89,39 @@ def write(cast: Any, path: Path) -> list[str]:
 
 def _text(make: Callable[[], Any], secrets: list[str]) -> str:
     try:
-        value = scrubbed(plain(make()))
-    except (TensorCastError, OSError, ValueError) as error:  # rule 1
+        value = plain(make())
+    except Exception as error:  # noqa: BLE001 - rule 1
         value = {"not_there": f"{type(error).__name__}: {error}"}
-    text = json.dumps(value, indent=1, sort_keys=True)
-    for secret in secrets:
-        text = text.replace(secret, HIDDEN)
-    return text
+    return json.dumps(scrubbed(value, secrets), indent=1, sort_keys=True)
 
 
-def scrubbed(value: Any) -> Any:
-    """Give a value without those that are secrets by their names (rule 2)."""
+def scrubbed(value: Any, secrets: Sequence[str] = ()) -> Any:
+    """Give a value without those that are secrets, by their names or as they are (rule 2)."""
     if isinstance(value, dict):
         return {
-            name: HIDDEN
+            scrubbed(name, secrets): HIDDEN
             if is_secret(str(name))
             and name not in _OURS
             and not isinstance(each, dict | list)
-            else scrubbed(each)
+            else scrubbed(each, secrets)
             for name, each in value.items()
         }
     if isinstance(value, list):
-        return [scrubbed(each) for each in value]
-    if isinstance(value, str) and value.startswith("{"):
-        try:  # labels and facts stand as JSON in tables
-            inner = json.loads(value)
-        except ValueError:
-            return value
-        return json.dumps(scrubbed(inner))
-    return value
+        return [scrubbed(each, secrets) for each in value]
+    if not isinstance(value, str):
+        return value
+    for secret in secrets:
+        value = value.replace(secret, HIDDEN)
+    # Labels and facts stand as JSON in tables, and as Python or YAML in the environment.
+    return _scrubbed_text(value, secrets) if value.startswith(("{", "[")) else value
+
+
+def _scrubbed_text(text: str, secrets: Sequence[str]) -> str:
+    try:
+        inner = json.loads(text)
+    except ValueError:
+        return HIDDEN if is_secret(text) else text
+    return json.dumps(scrubbed(inner, secrets))
 
 
 def spellings(token: bytes) -> list[str]:
@@ -124,7 +129,9 @@ def spellings(token: bytes) -> list[str]:
     http = bearer.derived(token)
     return [
         token.hex(),
+        token.hex().upper(),
         base64.b64encode(token).decode(),
+        base64.urlsafe_b64encode(token).decode(),
         str(token),
         repr(token),
         http,

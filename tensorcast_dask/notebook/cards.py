@@ -21,6 +21,7 @@ from tensorcast_dask.notebook.markup import (
     markup,
     table,
 )
+from tensorcast_dask.tensors.secrets import labels_shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -132,7 +133,7 @@ def artifact_card(
         "tensors": info.tensors,
         "bytes": f"{human_bytes(info.nbytes)} ({info.nbytes:,})",
         "owner": info.owner,
-        "labels": ", ".join(f"{k}={v}" for k, v in info.labels.items()),
+        "labels": _labels(info.labels),
         "degraded": info.degraded,
         "lies in": joined(where, ", ") if where else "",
     }
@@ -264,6 +265,11 @@ def _number(name: str, value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
+def _labels(labels: Mapping[str, str]) -> str:
+    """Write labels; a notebook is kept and sent round, so secrets are not in it."""
+    return ", ".join(f"{k}={v}" for k, v in labels_shown(labels).items())
+
+
 def _clock(at: float) -> str:
     return strftime("%H:%M:%S", localtime(at))
 
@@ -275,7 +281,7 @@ def instance_card(state: InstanceState) -> str:
         "at": state.card.name or state.card.node[:8],
         "functions": ", ".join(record.functions),
         "engine": ", ".join(record.engine),
-        "labels": ", ".join(f"{k}={v}" for k, v in record.labels.items()),
+        "labels": _labels(record.labels),
         "poisoned": record.poisoned,
     }
     return card(record.name, facts(rows), kind="instance")

@@ -8,11 +8,13 @@ from typing import Final
 
 __all__ = ["HIDDEN", "is_secret", "labels_shown"]
 
-#: A name that has one of these words, as `api-token` or `awsSecretKey` do.
+#: A name that has one of these words, as `api-token` or `awsSecretKey` do. `tokens` are counted.
 _SECRET: Final = re.compile(
-    r"(^|[^a-z])(secret|token|password|passwd|passphrase|credential|credentials|private|apikey|key|auth)([^a-z]|$)"
+    r"(^|[^a-z])((secret|password|passwd|pwd|passphrase|credential|apikey|key|cookie)s?|token|private|"
+    r"auth|authorization|bearer|accesskey|secretkey|authtoken|accesstoken)([^a-z]|$)"
 )
-_HUMPS: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+#: Where words meet, as in `dbPassword`, `DBPassword`.
+_HUMPS: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 #: What stands in place of a value.
 HIDDEN: Final = "(not shown)"
 

@@ -17,6 +17,7 @@ def test_values_that_are_secrets_by_their_names_are_left_out_at_every_depth() ->
             "tokens": {"used": 7},
             "facts": json.dumps({"id": "a", "password": "hunter2"}),
             "text": "{no json",
+            "TENSORCAST_NODE__LABELS": "{'hf-token': 'hunter2'}",
         }
     ) == {
         "nodes": [{"labels": {"hf_token": HIDDEN, "zone": "a"}}],
@@ -24,6 +25,7 @@ def test_values_that_are_secrets_by_their_names_are_left_out_at_every_depth() ->
         "tokens": {"used": 7},
         "facts": json.dumps({"id": "a", "password": HIDDEN}),
         "text": "{no json",
+        "TENSORCAST_NODE__LABELS": HIDDEN,
     }
 
 
@@ -33,3 +35,7 @@ def test_the_clusters_token_is_known_in_every_spelling() -> None:
     assert token.hex() in found
     assert bearer.derived(token) in found
     assert all(len(one) > 16 for one in found)
+    said = {f"with {one}": {"text": json.dumps({"why": f"of {one}"})} for one in found}
+    left = json.dumps(scrubbed(said, found))
+    assert left.count(HIDDEN) == 2
+    assert not any(json.dumps(one)[1:-1] in left for one in found)

@@ -14,6 +14,10 @@ SECRET = [
     "db.password",
     "auth",
     "my private",
+    "APIToken",
+    "DBPassword",
+    "api_keys",
+    "Authorization",
 ]
 OPEN = ["tenant", "stage", "tokens-seen", "keyboard", "author", "monkey", "run"]
 
