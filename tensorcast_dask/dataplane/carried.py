@@ -4,6 +4,8 @@ Rules:
 
 1. The session is opened when it is first needed, and opened again under its id whenever the
    catalog is heard of anew; what was not answered is then asked again, in order, under its old id.
+   Each greeting of the catalog has a number, where news of it may come late or twice; what is sent
+   says after which.
 2. Nothing here waits: an answer goes to whoever asked, in the thread that brings it.
 """
 
@@ -67,8 +69,9 @@ class CarriedSession:
         self._lock = threading.RLock()
         self._numbers = itertools.count(1)
         self._asked: dict[RequestId, _Asked] = {}
-        #: Whether the catalog listens.
+        #: Whether the catalog listens, and which of its greetings was heard of last.
         self._up = False
+        self._greeting = 0
         #: Whether this session is open there.
         self.open = False
         self._opening: RequestId | None = None
@@ -93,12 +96,13 @@ class CarriedSession:
         return asked is not None and asked.sent
 
     # ------------------------------------------------------------ the carrier's thread
-    def heard_of(self, *, up: bool) -> None:
+    def heard_of(self, *, up: bool, greeting: int = 0) -> None:
         """Take the news that the catalog listens anew, or does not."""
         with self._lock:
-            if up and self._up:
+            if up and self._up and greeting == self._greeting:
                 return  # heard before
             self._up, self.open, self._opening = up, False, None
+            self._greeting = greeting
             for asked in self._asked.values():
                 asked.sent = asked.sent and not up
             if up and (self._asked or self.greeting is not None):
@@ -148,5 +152,6 @@ class CarriedSession:
                 self._say(asked.raw)
 
     def _say(self, raw: bytes) -> None:
-        if not self._carry(SessionIn(session=self.session, raw=raw)):
+        said = SessionIn(session=self.session, raw=raw, greeting=self._greeting)
+        if not self._carry(said):
             self._up = False  # it is heard of anew

@@ -211,13 +211,14 @@ class Artifacts:
     def part(self, asked: PartAsked) -> None:
         """Give bytes that the store cannot read."""
         registered = self._lent.get(asked.generation)
+        part, room = Part(number=asked.number), memoryview(bytearray(asked.nbytes))
         if registered is None:
             error = OwnerGone("its owner has released it")
-            self._line.tell(Part(number=asked.number, fault=Fault.of(error)))
-            return
-        room = memoryview(bytearray(asked.nbytes))
-        registered.read(asked.offset, room)
-        self._line.tell(Part(number=asked.number), payload=room)
+            part, room = Part(number=asked.number, fault=Fault.of(error)), room[:0]
+        else:
+            registered.read(asked.offset, room)
+        with contextlib.suppress(PeerLost):  # the end of the line is seen by its thread
+            self._line.tell(part, payload=room)
 
     def ended(self, message: LendEnded) -> None:
         """Take the catalog's word that something is lent no more."""

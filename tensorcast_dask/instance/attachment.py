@@ -6,7 +6,8 @@ Rules:
    after the other, and goes on reading while a function waits for the node.
 2. When the node's store ends, the process looks for another one of its cluster, each second, and
    attaches again as the same life: what it has answered under a key, and what it lends, is the
-   same. When another process takes the name, this one is let go for good.
+   same. When another process takes the name, this one is let go for good, also where it hears of
+   that only at the end of what it was doing.
 3. What a call came to under its key is remembered here, where its effects are.
 4. In a forked child nothing works, and nothing is closed: the attachment is the parent's.
 """
@@ -26,7 +27,6 @@ from tensorcast_dask.dataplane import faults
 from tensorcast_dask.exceptions import (
     InvalidArgument,
     PeerLost,
-    Poisoned,
     StaleOwner,
     TensorCastError,
     Unimplemented,
@@ -40,7 +40,6 @@ from tensorcast_dask.instance.line import Line, Waiter
 from tensorcast_dask.instance.state.calls import Calls
 from tensorcast_dask.tensors.ids import NodeId, RequestId, check_name
 from tensorcast_dask.tensors.messages import (
-    REPAIRS,
     Attach,
     Attached,
     Call,
@@ -51,7 +50,6 @@ from tensorcast_dask.tensors.messages import (
     CallInstance,
     Changed,
     Done,
-    Fault,
     InstanceRecord,
     LendEnded,
     Load,
@@ -156,7 +154,6 @@ class Instance:
         self._labels = labels
         self._lock = threading.RLock()
         self._functions: dict[str, Callable[..., Any]] = {}
-        self._poisoned = ""
         self._holds: dict[str, int] = {}
         self._calls = Calls()
         self._fenced = ""
@@ -164,6 +161,8 @@ class Instance:
         self._attached = threading.Event()
         self._listed = Waiter()
         self._term = 0
+        self._since_s = time.monotonic()
+        self._times = 0
         #: Whether the catalog listens.
         self._up = False
         self._line = Line(self._heard, self._called)
@@ -236,7 +235,7 @@ class Instance:
     @property
     def poisoned(self) -> str:
         """Why it must not be used; "" while it can be."""
-        return self._poisoned
+        return self._calls.poisoned
 
     @property
     def holds(self) -> dict[str, int]:
@@ -292,14 +291,14 @@ class Instance:
 
     def poison(self, why: str) -> None:
         """Say that this process must not be used until all of its weights are given anew."""
-        self._poisoned = why
+        self._calls.poisoned = why
         self._changed()
 
     def applied(self, artifact: str, version: int, *, whole: bool) -> None:
         """Note which version is in memory; `whole` mends what was poisoned."""
         self._holds[artifact] = version
         if whole:
-            self._poisoned = ""
+            self._calls.poisoned = ""
         self._changed()
 
     def _record(self) -> InstanceRecord:
@@ -308,11 +307,13 @@ class Instance:
                 name=self.name,
                 attachment=self.attachment,
                 term=self._term,
+                since_s=self._since_s,
+                times=self._times,
                 pid=os.getpid(),
                 labels=self._labels,
                 functions=tuple(self._functions),
                 engine=self._contract.offered,
-                poisoned=self._poisoned,
+                poisoned=self.poisoned,
                 holds=dict(self._holds),
             )
 
@@ -429,6 +430,7 @@ class Instance:
                 logger.info("instance %r: %s", self.name, error)
             except Exception:
                 logger.exception("instance %r lost its node by a defect", self.name)
+            self._line.hear_out()
             self._attached.clear()
             self._line.close()
             self._session.heard_of(up=False)
@@ -451,6 +453,7 @@ class Instance:
 
     def _connect(self) -> None:
         self._line.open(self.card)
+        self._times += 1
 
     def _converse(self) -> None:
         """Attach over a connection that is open, and carry out what is asked until it ends."""
@@ -464,8 +467,10 @@ class Instance:
             self._attached.set()
             self._artifacts.attached()
             if self._up:
-                self._session.heard_of(up=True)
+                self._session.heard_of(up=True, greeting=frame.message.greeting)
         except TensorCastError as error:
+            if isinstance(error, StaleOwner):
+                self._let_go(error.message)
             self._begun(error)
             raise
         self._begun(None)
@@ -499,12 +504,6 @@ class Instance:
             deadline_s=request.deadline_s,
             trace=cause_of(request.rid),
         )
-        if self._poisoned and request.function not in REPAIRS:
-            message = (
-                f"instance {self.name!r} holds half of an update ({self._poisoned}); give it "
-                "all of its weights by transform_into, or start it anew"
-            )
-            return Refused(fault=Fault.of(Poisoned(message)))
         ended = self._ended(call)
         if ended.fault is not None:
             return Refused(fault=ended.fault)
@@ -521,8 +520,7 @@ class Instance:
             case Seen():
                 self._seen(message)
             case Replaced():
-                self._fenced = message.why
-                logger.warning("instance %r was let go: %s", self.name, message.why)
+                self._let_go(message.why)
             case PartAsked():
                 self._artifacts.part(message)
             case LendEnded():
@@ -530,9 +528,13 @@ class Instance:
             case CallerHere():
                 pass  # the line keeps it
 
+    def _let_go(self, why: str) -> None:
+        self._fenced = why
+        logger.warning("instance %r was let go: %s", self.name, why)
+
     def _seen(self, message: Seen) -> None:
         self._up = message.up
-        self._session.heard_of(up=message.up)
+        self._session.heard_of(up=message.up, greeting=message.greeting)
         if message.term:
             self._term = message.term
             self._listed.give()

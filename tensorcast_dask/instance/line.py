@@ -274,6 +274,15 @@ class Line:
             raise DeadlineExceeded(message)
 
     # ------------------------------------------------------------ hearing
+    def hear_out(self) -> None:
+        """Hear what the store said before the connection ended: it may have let this process go.
+
+        In the line's thread.
+        """
+        with contextlib.suppress(TensorCastError):
+            while self.read(0.0):
+                pass
+
     def read(self, until_s: float | None = None, *, callers: bool = False) -> bool:
         """Read one thing; False when nothing came by then. In the line's thread.
 

@@ -171,6 +171,12 @@ class Identity:
         self._shown = True
         self._write()
 
+    def hide(self) -> None:
+        """Take the card away: nobody is to connect any more."""
+        with self._writing:
+            self._shown = False
+            (self.folder / hosts.CARD_NAME).unlink(missing_ok=True)
+
     def _write(self, **changes: object) -> NodeCard:
         with self._writing:
             self.card = msgspec.structs.replace(self.card, **changes)

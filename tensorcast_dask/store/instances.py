@@ -2,8 +2,8 @@
 
 Rules:
 
-1. `Attachments` decides under the core's lock; what is said to an instance is sent outside of
-   it, one frame at a time.
+1. `Attachments` decides under the core's lock, and under it the catalog is told: in the order in
+   which things came about. What is said to an instance is sent outside of it, one frame at a time.
 2. The death of an instance is seen by pidfd at the next tick, and by the end of its connection
    at once; a child that it forked may hold the connection open.
 3. Words of the catalog go out through one thread of their own: the link's must not wait for an
@@ -20,6 +20,7 @@ import queue
 import socket
 import threading
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -62,7 +63,6 @@ from tensorcast_dask.tensors.messages import (
     Load,
     Mutating,
     Part,
-    Seen,
     SessionIn,
     SessionOut,
     Unlend,
@@ -75,7 +75,7 @@ if TYPE_CHECKING:
     from tensorcast_dask.dataplane.lending import Lending
     from tensorcast_dask.store.core import Core
     from tensorcast_dask.store.identity import Identity
-    from tensorcast_dask.tensors.ids import NodeId, SessionId
+    from tensorcast_dask.tensors.ids import NodeId
     from tensorcast_dask.tensors.messages import (
         CallAnswered,
         FromInstance,
@@ -112,7 +112,6 @@ class _Attached:
     peer: Peer
     watch: PidWatch
     loans: Loans
-    sessions: set[SessionId] = field(default_factory=set)
 
 
 class InstanceDesk:
@@ -134,8 +133,6 @@ class InstanceDesk:
         self._askers = itertools.count(1)
         #: Told of outcomes.
         self._waits: dict[int, Callable[[CallAnswered | Fault], None]] = {}
-        #: Whether the catalog listens.
-        self.up = False
         #: What the catalog's word leads to.
         self._words: queue.SimpleQueue[list[Instruction] | None] = queue.SimpleQueue()
         self._sayer = threading.Thread(
@@ -182,30 +179,26 @@ class InstanceDesk:
         nothing = Reply(message=None)
         match request:
             case CallEnded():
-                with self._core.lock:
-                    done = self.attachments.ended(attachment, request)
-                self._do(done)
+                self._decide(partial(self.attachments.ended, attachment, request))
                 return nothing
             case Load():
                 with self._core.lock:
                     self.attachments.pushed(attachment, request, now_s=now_s())
                 return nothing
             case Changed():
-                with self._core.lock:
-                    done = self.attachments.changed(attachment, request.record)
-                self._do(done)
+                record = request.record
+                self._decide(partial(self.attachments.changed, attachment, record))
                 return Reply(message=Done())
             case SessionIn():
-                here.sessions.add(request.session)
-                self._core.tell(request)
+                self._decide(partial(self.attachments.carried, attachment, request))
                 return nothing
             case Part():
                 here.loans.part_came(request, payload)
                 return nothing
             case BeginLending() | Lend() | Mutating() | Unlend():
-                record = self.attachments.record(attachment)
-                if record is not None:
-                    here.loans.take(request, record)
+                known = self.attachments.record(attachment)
+                if known is not None:
+                    here.loans.take(request, known)
                 return Reply(message=Done())
 
     # -------------------------------------------------------------- attaching
@@ -219,7 +212,7 @@ class InstanceDesk:
         self._gone(attachment, "it attached anew")
         with self._core.lock:
             try:
-                done = self.attachments.attach(record)
+                done = self._told(self.attachments.attach(record))
             except TensorCastError:
                 watch.close()
                 raise
@@ -235,6 +228,7 @@ class InstanceDesk:
             )
             self._here[attachment] = _Attached(peer, watch, loans)
             peer.notes[_NOTE] = attachment
+            up, greeting = self.attachments.up, self.attachments.greeting
         # Who was there before is told first; the answer to this one follows.
         self._do(done)
         self._count()
@@ -242,7 +236,8 @@ class InstanceDesk:
         return Attached(
             card=self._identity.card,
             cluster=self._identity.cluster,
-            up=self.up,
+            up=up,
+            greeting=greeting,
             chunk_bytes=self._core.settings.chunk_bytes,
         )
 
@@ -250,38 +245,37 @@ class InstanceDesk:
         with self._core.lock:
             self._identity.has_instances(len(self.attachments))
 
-    def _gone(self, attachment: str, why: str) -> None:
+    def _gone(self, attachment: str, why: str, peer: Peer | None = None) -> None:
+        """End an attachment; with `peer` only where it is over that connection still."""
         with self._core.lock:
-            here = self._here.pop(attachment, None)
-            done = self.attachments.gone(attachment, why)
+            here = self._here.get(attachment)
+            if here is None or (peer is not None and here.peer is not peer):
+                return
+            del self._here[attachment]
+            done = self._told(self.attachments.gone(attachment, why))
         self._do(done)
-        if here is not None:
-            self._clear(here, why)
+        self._clear(here, why)
 
     def _clear(self, here: _Attached, why: str) -> None:
         """End what an instance that is gone has left."""
         here.peer.notes.pop(_NOTE, None)
         here.peer.close()
-        here.watch.close()
-        for session in here.sessions:
-            self._core.tell(SessionIn(session=session, raw=b""))
         here.loans.close(why)
+        here.watch.close()
         self._count()
 
     def closed(self, peer: Peer) -> None:
         """Take the news that a connection ended."""
         attachment = peer.notes.get(_NOTE, "")
         if attachment:
-            self._gone(attachment, "its connection ended")
+            self._gone(attachment, "its connection ended", peer)
 
     def tick(self) -> None:
         """Look at the clock, and who has died."""
         dead = [name for name, here in list(self._here.items()) if here.watch.is_gone()]
         for attachment in dead:
             self._gone(attachment, "its process ended")
-        with self._core.lock:
-            done = self.attachments.tick(now_s=now_s())
-        self._do(done)
+        self._decide(lambda: self.attachments.tick(now_s=now_s()))
 
     # -------------------------------------------------------------- calls
     def call(self, request: CallInstance) -> CallAnswered:
@@ -318,9 +312,7 @@ class InstanceDesk:
 
     def give_up(self, asker: int) -> None:
         """Wait no longer for a call."""
-        with self._core.lock:
-            done = self.attachments.gave_up(asker)
-        self._do(done)
+        self._decide(partial(self.attachments.gave_up, asker))
 
     def _dial(self, request: Dial, peer: Peer) -> Reply:
         """Connect a caller of this host with an instance, and be out of their way."""
@@ -347,6 +339,19 @@ class InstanceDesk:
         return Reply(message=dialled, fds=(theirs.detach(),))
 
     # -------------------------------------------------------------- instructions
+    def _decide(self, decide: Callable[[], list[Instruction]]) -> None:
+        """Have the machine decide, and carry out what it says."""
+        with self._core.lock:
+            done = self._told(decide())
+        self._do(done)
+
+    def _told(self, done: list[Instruction]) -> list[Instruction]:
+        """Tell the catalog what it is to be told; give the rest. Under the lock (rule 1)."""
+        for instruction in done:
+            if isinstance(instruction, Tell):
+                self._core.tell(instruction.message)
+        return [one for one in done if not isinstance(one, Tell)]
+
     def _do(self, told: list[Instruction]) -> None:
         for instruction in told:
             match instruction:
@@ -382,56 +387,38 @@ class InstanceDesk:
         self._sayer.start()
 
     def stop(self, *, within_s: float) -> None:
-        """Let everybody go."""
+        """End every connection: whoever had it looks for another node."""
         for attachment in list(self._here):
-            with self._core.lock:
-                done = self.attachments.let_go(attachment, "the node ends")
-            self._do(done)
+            self._gone(attachment, "the node ends")
         self._words.put(None)
         if self._sayer.ident is not None:
             self._sayer.join(within_s)
 
     def greeted(self) -> InstancesHere:
         """Say who is here; sessions are opened anew by their instances."""
-        self.up = True
         with self._core.lock:
             here = self.attachments.all_here()
-        self._words.put(
-            [
-                Say(attachment=one.attachment, message=Seen(term=one.term))
-                for one in here.records
-            ]
-        )
+            self._words.put(self.attachments.greeted())
         for one in list(self._here.values()):
             one.loans.aim()
         return here
 
     def link_down(self) -> None:
         """Note that the catalog does not listen."""
-        if self.up:
-            self.up = False
-            away = [
-                Say(attachment=one, message=Seen(up=False)) for one in list(self._here)
-            ]
-            self._words.put(list[Instruction](away))
+        with self._core.lock:
+            self._words.put(self.attachments.left())
 
     def told(self, message: InstanceSeen | DoDetach | SessionOut) -> None:
         """Take a word of the catalog, in the link's thread (rule 3)."""
-        done: list[Instruction] = []
-        match message:
-            case InstanceSeen():
-                with self._core.lock:
+        with self._core.lock:
+            match message:
+                case InstanceSeen():
                     done = self.attachments.seen(message.attachment, message.term)
-            case DoDetach():
-                with self._core.lock:
+                case DoDetach():
                     done = self.attachments.let_go(message.attachment, message.why)
-            case SessionOut():
-                done += [
-                    Say(attachment=attachment, message=message)
-                    for attachment, here in list(self._here.items())
-                    if message.session in here.sessions
-                ]
-        self._words.put(done)
+                case _:
+                    done = self.attachments.answered(message)
+            self._words.put(self._told(done))
 
     def _run_sayer(self) -> None:
         while (told := self._words.get()) is not None:

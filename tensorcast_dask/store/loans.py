@@ -95,6 +95,9 @@ class Loans:
         self._numbers = itertools.count(1)
         self._wanted: dict[int, _Wanted] = {}
         self.lending: Lending | None = None
+        #: Guards that nothing is begun for an instance that is gone.
+        self._beginning = threading.Lock()
+        self._closed = ""
 
     def take(
         self,
@@ -126,8 +129,15 @@ class Loans:
                 pass  # it lends nothing
 
     def _begin(self, record: InstanceRecord) -> Lending:
-        if self.lending is not None:
+        with self._beginning:
+            if self._closed:
+                message = f"the instance is gone: {self._closed}"
+                raise OwnerGone(message)
+            if self.lending is None:
+                self.lending = self._made(record)
             return self.lending
+
+    def _made(self, record: InstanceRecord) -> Lending:
         target, own = self._identity.link, self._identity.card
         if target is None:
             message = "this node has no catalog yet; register again in a moment"
@@ -146,7 +156,7 @@ class Loans:
             ucx=(),
             instances=0,
         )
-        self.lending = Lending(
+        return Lending(
             card,
             target,
             chunk_bytes=self._core.settings.chunk_bytes,
@@ -154,7 +164,6 @@ class Loans:
                 LendEnded(generation=generation, why=why)
             ),
         )
-        return self.lending
 
     def aim(self) -> None:
         """Link to the catalog that the store has now."""
@@ -163,6 +172,8 @@ class Loans:
 
     def close(self, why: str) -> None:
         """End it all: the process is gone, or let go."""
+        with self._beginning:
+            self._closed = why
         for wanted in list(self._wanted.values()):
             wanted.error = OwnerGone(f"the instance that lent it is gone: {why}")
             wanted.done.set()

@@ -252,7 +252,7 @@ class Store:
     def stop(self) -> None:
         """End everything and leave nothing behind."""
         with contextlib.suppress(OSError):
-            (self._folder / hosts.CARD_NAME).unlink()
+            self.identity.hide()
         self.plans.stop(within_s=_STOP_S)
         self.desk.stop(within_s=_STOP_S)
         self.catalog.stop(within_s=_STOP_S)

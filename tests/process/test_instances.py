@@ -37,6 +37,7 @@ from tests.kit.clusters import debug
 from tests.kit.eventually import eventually
 from tests.kit.faulty import store_pid
 from tests.kit.local import stores_in
+from tests.kit.tasks import wait_for
 
 
 class Engine:
@@ -329,13 +330,30 @@ def test_a_process_that_is_killed_in_a_call_leaves_it_unknown_and_its_name_free(
 
 
 def test_the_later_process_of_a_name_has_it_and_the_earlier_is_let_go(
-    cast: tc.Session, run_dir: Path
+    cast: tc.Session, run_dir: Path, tmp_path: Path
 ) -> None:
-    with engine("e", run_dir) as old, process("e", run_dir) as new:
-        assert found(cast, "e").call("pid") == new.pid
-        eventually(lambda: not old.attached, within_s=20)
-        with pytest.raises(StaleOwner, match="another process"):
-            old.push_load(queue=1.0)
+    begun, go = tmp_path / "begun", tmp_path / "go"
+    with engine("e", run_dir) as old:
+
+        @old.function
+        def work() -> None:
+            begun.touch()
+            wait_for(str(go))
+
+        found(cast, "e")
+        plan = cast.plan()
+        called = plan.on_instance("e").call("work", retries=0)
+        run = plan.submit(executor="rpc")
+        eventually(begun.exists, within_s=20)
+        with process("e", run_dir) as new:
+            assert isinstance(run.outcome(timeout=20)[called].error, Unknown)
+            assert found(cast, "e").call("pid") == new.pid
+            # It hears of that when its function has ended, and does not take the name back.
+            go.touch()
+            eventually(lambda: not old.attached, within_s=20)
+            with pytest.raises(StaleOwner, match="another process"):
+                old.push_load(queue=1.0)
+            assert found(cast, "e").call("pid") == new.pid
 
 
 def test_a_step_goes_to_one_life_and_is_carried_out_once(
@@ -402,16 +420,17 @@ def test_a_step_whose_driving_store_is_killed_ends_typed_and_was_made_once(
     assert lines(log) == [str(engine_process.pid)]
 
 
-def test_an_instance_attaches_again_when_its_store_dies(
-    cast: tc.Session, run_dir: Path
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_an_instance_attaches_again_when_its_store_dies_or_ends(
+    cast: tc.Session, run_dir: Path, how: signal.Signals
 ) -> None:
     content = np.arange(1000.0)
     with engine("e", run_dir) as instance:
         instance.function(len, name="size")
         assert found(cast, "e").call("size", "four", key="before") == 4
-        instance.register({"x": content}, "again/x")
+        instance.register({"x": content}, f"again/{how.name}")
         (card,) = stores_in(run_dir)
-        os.kill(card.pid, signal.SIGKILL)
+        os.kill(card.pid, how)
         eventually(lambda: instance.card.node != card.node, within_s=60)
 
         def works() -> bool:
@@ -424,7 +443,7 @@ def test_an_instance_attaches_again_when_its_store_dies(
 
         def readable() -> bool:
             try:
-                read = cast.artifact("again/x").tensor(framework="numpy")
+                read = cast.artifact(f"again/{how.name}").tensor(framework="numpy")
             except TensorCastError:
                 return False
             return bool((read == content).all())

@@ -7,6 +7,8 @@ Rules:
 2. Outcomes are kept up to `keep` and `keep_bytes`, the oldest given up first. Of one that was
    given up its key is still known: a repeat of it is Unknown, never carried out again.
 3. A call whose caller gave up before it began does not begin.
+4. While the instance holds half of an update, only what can repair it is carried out, also of
+   what waited already. What is refused so was not carried out, and is not remembered.
 """
 
 from __future__ import annotations
@@ -16,8 +18,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from tensorcast_dask.exceptions import Mismatch, Unknown
-from tensorcast_dask.tensors.messages import Call, CallEnded, Fault
+from tensorcast_dask.exceptions import Mismatch, Poisoned, Unknown
+from tensorcast_dask.tensors.messages import REPAIRS, Call, CallEnded, Fault
 
 __all__ = ["Calls"]
 
@@ -41,6 +43,11 @@ class Calls:
         Outcomes at most; keys at most sixteen times as many.
     keep_bytes : int
         Bytes of their values at most.
+
+    Attributes
+    ----------
+    poisoned : str
+        Why only what repairs is carried out; "" while everything is.
     """
 
     def __init__(self, *, keep: int = 4096, keep_bytes: int = 64 << 20) -> None:
@@ -49,6 +56,7 @@ class Calls:
         self._known: OrderedDict[str, _Kept] = OrderedDict()
         self._outcomes: OrderedDict[str, int] = OrderedDict()
         self._held_bytes = 0
+        self.poisoned = ""
         #: Calls to be carried out, with the instant until which they may begin.
         self._queue: OrderedDict[int, tuple[Call, float]] = OrderedDict()
 
@@ -78,11 +86,17 @@ class Calls:
 
     # ------------------------------------------------------------ once
     def known(self, call: Call) -> CallEnded | None:
-        """Give the outcome of a call that was carried out before; None: carry it out (rule 1)."""
+        """Give what a call comes to that is not carried out now; None: carry it out (rules 1, 4)."""
         kept = self._known.get(call.key) if call.key else None
-        if kept is None:
+        error: Mismatch | Poisoned | Unknown
+        if kept is None and (not self.poisoned or call.function in REPAIRS):
             return None
-        error: Mismatch | Unknown
+        if kept is None:
+            error = Poisoned(
+                f"this instance holds half of an update ({self.poisoned}); give it all of its "
+                "weights by transform_into, or start it anew"
+            )
+            return CallEnded(number=call.number, fault=Fault.of(error))
         if kept.asked != _digest(call):
             error = Mismatch(
                 f"key {call.key!r} was used for another call of this instance; take another"

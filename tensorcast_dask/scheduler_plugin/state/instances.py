@@ -5,6 +5,8 @@ Rules:
 1. The node is the truth for what is attached to it; the catalog is the truth for who has a name.
    It mints a term for each life that it hears of. Of two lives under one name the later term
    counts, and the other's node is told to let it go. A node that tells again brings the term.
+   News of what came earlier may come later, by a slow link: of two lives of one host it knows which
+   began first, and of two nodes that tell of one life, which had it first.
 2. An instance is listed while its node's lease runs. Nothing of it is kept on disk.
 3. Load is the last that was pushed, with its age. It goes with its instance: nothing drifts.
 """
@@ -76,8 +78,10 @@ class Instances:
         known = self._by_name.get(record.name)
         same = known is not None and known.record.attachment == record.attachment
         term = record.term or (known.record.term if same and known is not None else 0)
+        if known is not None and same and record.times < known.record.times:
+            return
         if known is not None and not same:
-            if term and term < known.record.term:
+            if _is_earlier(node, record, term, known):
                 why = f"another process is instance {record.name!r} by now"
                 detach = DoDetach(attachment=record.attachment, why=why)
                 self._outbox.send(node.link, detach)
@@ -194,6 +198,15 @@ class Instances:
             node=listed.node.node,
             poisoned=record.poisoned,
         )
+
+
+def _is_earlier(
+    node: NodeRecord, record: InstanceRecord, term: int, known: _Listed
+) -> bool:
+    """Say whether a life that is told of came before the one that is listed (rule 1)."""
+    if term:
+        return term < known.record.term
+    return node.host == known.node.host and record.since_s < known.record.since_s
 
 
 def _facts(state: InstanceState) -> InstanceFacts:

@@ -2,13 +2,17 @@
 
 Rules:
 
-1. A name belongs to the life that attached last; the one before is told and let go.
+1. A name belongs to the life that attached last; the one before is told and let go. It does not
+   come back: it may hear of that late, when it was busy, and would take the name from the other.
 2. A call goes to one life and no other. When that life ends, a call that was handed to it ends
    as Unknown: it may have run. It is never handed to anybody else.
 3. A caller whose time is over is told so, and the instance is told not to begin. What has
    begun goes on; its outcome is the instance's own to remember (`instance.state.calls`).
 4. An instance that holds half of an update does only what can repair it.
 5. Numbers that an instance pushes are told to the catalog at most once a `tick`.
+6. Sessions of instances are carried to the catalog that is there now. What was said to an earlier
+   one is not: it would arrive there before the session is opened, and is asked again after that.
+   A session ends with its instance.
 """
 
 from __future__ import annotations
@@ -23,11 +27,12 @@ from tensorcast_dask.exceptions import (
     NotFound,
     OwnerGone,
     Poisoned,
+    StaleOwner,
     TensorCastError,
     Unimplemented,
     Unknown,
 )
-from tensorcast_dask.tensors.ids import check_name
+from tensorcast_dask.tensors.ids import SessionId, check_name
 from tensorcast_dask.tensors.messages import (
     REPAIRS,
     Call,
@@ -45,6 +50,8 @@ from tensorcast_dask.tensors.messages import (
     Load,
     Replaced,
     Seen,
+    SessionIn,
+    SessionOut,
     ToInstance,
 )
 from tensorcast_dask.tensors.traces import cause_of
@@ -104,12 +111,26 @@ class _Life:
     pushed_s: float = 0.0
     number: int = 0
     told: bool = True
+    #: That are carried for it, in the order in which they were begun.
+    sessions: dict[SessionId, None] = field(default_factory=dict)
 
 
 class Attachments:
-    """All instances of one node."""
+    """All instances of one node.
+
+    Attributes
+    ----------
+    up : bool
+        Whether the catalog listens.
+    greeting : int
+        How often it has greeted this node.
+    """
 
     def __init__(self) -> None:
+        self.up = False
+        self.greeting = 0
+        #: Lives that were let go (rule 1): a number and a sentence for each.
+        self._let_go: dict[str, str] = {}
         self._lives: dict[str, _Life] = {}
         self._by_name: dict[str, str] = {}
         self._numbers = 0
@@ -135,11 +156,13 @@ class Attachments:
 
         Raises
         ------
-        InvalidName
-            When the name is not legal; nothing has changed.
+        InvalidName, StaleOwner
+            When the name is not legal, or it was let go; nothing has changed.
         """
         check_name(record.name, what="the name of an instance")
         check_name(record.attachment, what="an attachment")
+        if record.attachment in self._let_go:
+            raise StaleOwner(self._let_go[record.attachment])
         done: list[Instruction] = []
         before = self._by_name.get(record.name)
         if before is not None:
@@ -150,9 +173,10 @@ class Attachments:
         return [*done, Tell(message=InstancesHere(records=(record,)))]
 
     def let_go(self, attachment: str, why: str) -> list[Instruction]:
-        """End an attachment from here."""
+        """End an attachment from here, for good: the name is another's."""
         if attachment not in self._lives:
             return []
+        self._let_go[attachment] = why
         said: list[Instruction] = [
             Say(attachment=attachment, message=Replaced(why=why)),
             HangUp(attachment=attachment),
@@ -182,10 +206,11 @@ class Attachments:
         if life.record.term:
             ended = InstanceGone(instance=life.record.name, epoch=life.record.term)
             told.append(Tell(message=ended))
-        return [*done, *told]
+        over = (SessionIn(session=session, raw=b"") for session in life.sessions)
+        return [*done, *told, *(Tell(message=message) for message in over)]
 
     def changed(self, attachment: str, record: InstanceRecord) -> list[Instruction]:
-        """Take what a life says anew; its name, process and term are what they were."""
+        """Take what a life says anew; its name, process, term and beginning are what they were."""
         life = self._lives.get(attachment)
         if life is None:
             return []
@@ -195,6 +220,7 @@ class Attachments:
             name=known.name,
             attachment=attachment,
             term=known.term,
+            since_s=known.since_s,
             pid=known.pid,
         )
         return [Tell(message=InstancesHere(records=(life.record,)))]
@@ -202,10 +228,27 @@ class Attachments:
     # ------------------------------------------------------------ the catalog
     def all_here(self) -> InstancesHere:
         """Say all that is attached, for a catalog that was greeted anew."""
+        self.up = True
+        self.greeting += 1
         records = tuple(life.record for life in self._lives.values())
         for life in self._lives.values():
             life.told = life.load is None
+            life.sessions.clear()
         return InstancesHere(records=records, whole=True)
+
+    def greeted(self) -> list[Instruction]:
+        """Tell everybody that the catalog listens anew; the news may be carried later."""
+        return [self._seen(one, life) for one, life in self._lives.items()]
+
+    def left(self) -> list[Instruction]:
+        """Tell everybody that the catalog does not listen."""
+        was, self.up = self.up, False
+        away = Seen(up=False)
+        return [Say(attachment=one, message=away) for one in self._lives if was]
+
+    def _seen(self, attachment: str, life: _Life) -> Instruction:
+        seen = Seen(term=life.record.term, greeting=self.greeting)
+        return Say(attachment=attachment, message=seen)
 
     def seen(self, attachment: str, term: int) -> list[Instruction]:
         """Note the term of a life."""
@@ -213,7 +256,23 @@ class Attachments:
         if life is None:
             return []
         life.record = msgspec.structs.replace(life.record, term=term)
-        return [Say(attachment=attachment, message=Seen(term=term))]
+        return [self._seen(attachment, life)]
+
+    def carried(self, attachment: str, message: SessionIn) -> list[Instruction]:
+        """Carry what a life says in a session (rule 6)."""
+        life = self._lives.get(attachment)
+        if life is None or not self.up or message.greeting != self.greeting:
+            return []
+        life.sessions[message.session] = None
+        return [Tell(message=message)]
+
+    def answered(self, message: SessionOut) -> list[Instruction]:
+        """Hand an answer of the catalog to whose session it is."""
+        return [
+            Say(attachment=attachment, message=message)
+            for attachment, life in self._lives.items()
+            if message.session in life.sessions
+        ]
 
     def pushed(self, attachment: str, load: Load, *, now_s: float) -> None:
         """Take what an engine says of its load (rule 5)."""

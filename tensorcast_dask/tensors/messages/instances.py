@@ -68,6 +68,10 @@ class InstanceRecord(Wire, frozen=True, kw_only=True):
     #: Minted by the catalog when it first heard of this life; of two lives under one name
     #: the higher counts. 0 while it has not heard of it.
     term: int = 0
+    #: When it began, by its host's monotonic clock, which all processes of the host share.
+    since_s: float = 0.0
+    #: How often it has attached: of what two nodes tell of one life, the later is so.
+    times: int = 0
     pid: int = 0
     labels: dict[str, str] = {}
     #: Functions that can be called by name.
@@ -85,7 +89,7 @@ class Attach(Message, frozen=True, kw_only=True):
     """A process of this host becomes an instance of this node. Answer: `Attached`.
 
     Over the unix socket only. The connection is the instance's from here on. An earlier life
-    under the name is told `Replaced`.
+    under the name is told `Replaced`; one that was let go is StaleOwner ever after.
     """
 
     rid: RequestId
@@ -97,8 +101,9 @@ class Attached(Message, frozen=True, kw_only=True):
 
     card: NodeCard
     cluster: ClusterId
-    #: Whether the catalog listens now.
+    #: Whether the catalog listens now, and which of its greetings that is.
     up: bool
+    greeting: int = 0
     #: What the store reads when it serves lent memory by itself.
     chunk_bytes: int
 
@@ -135,6 +140,8 @@ class SessionIn(Message, frozen=True, kw_only=True):
 
     session: SessionId
     raw: bytes
+    #: Of the catalog, after which it is said: what was meant for an earlier one is not carried.
+    greeting: int = 0
 
 
 class BeginLending(Message, frozen=True, kw_only=True):
@@ -209,6 +216,8 @@ class Seen(Message, frozen=True, kw_only=True):
 
     up: bool = True
     term: int = 0
+    #: How often it has greeted this store: with another number sessions are opened anew.
+    greeting: int = 0
 
 
 class SessionOut(Message, frozen=True, kw_only=True):
@@ -223,7 +232,7 @@ class CallerHere(Message, frozen=True, kw_only=True):
 
 
 class Replaced(Message, frozen=True, kw_only=True):
-    """Another process has the name now, or the node ends: the connection ends."""
+    """Another process has the name now: the connection ends, for good."""
 
     why: str
 

@@ -78,3 +78,16 @@ def test_keys_are_bounded_too() -> None:
         calls.ended(call(at, f"k{at}"), CallEnded(number=at))
     assert calls.known(call(0, "k0")) is None
     assert kind(calls.known(call(0, "k5"))) == "Unknown"
+
+
+def test_half_an_update_holds_up_what_waited_already_but_not_what_mends_it() -> None:
+    calls = Calls()
+    done = call(1, "k")
+    calls.ended(done, CallEnded(number=1, value=b"v"))
+    calls.poisoned = "w3"
+    assert kind(calls.known(call(2))) == "Poisoned"
+    assert kind(calls.known(call(3, "other"))) == "Poisoned"
+    assert calls.known(call(4, function="transform_into")) is None
+    assert calls.known(call(5, "k")) == CallEnded(number=5, value=b"v")
+    calls.poisoned = ""
+    assert calls.known(call(6, "other")) is None  # it was not carried out

@@ -74,6 +74,31 @@ def test_the_later_life_of_a_name_counts_and_the_other_node_lets_the_earlier_go(
     assert terms(b)["b1"] > terms(a)["a1"]
 
 
+def test_late_news_of_an_earlier_life_of_the_same_host_does_not_end_the_later_one() -> (
+    None
+):
+    d = Desk()
+    a, b, p = d.node("a", host="h"), d.node("b", host="h"), d.program()
+    here(b, record("b1", since_s=2.0))
+    here(a, record("a1", since_s=1.0))
+    assert listed(p) == [("e", "b1", "b")]
+    assert (let_go(a), let_go(b), terms(a)) == (["a1"], [], {})
+    here(a, record("a2", since_s=3.0))
+    assert listed(p) == [("e", "a2", "a")]
+    # Clocks of two hosts say nothing of each other: who is heard of later counts.
+    c = d.node("c", host="other")
+    here(c, record("c1", since_s=0.5))
+    assert listed(p) == [("e", "c1", "c")]
+
+
+def test_late_news_of_the_node_that_an_instance_has_left_does_not_count() -> None:
+    _, a, b, p = scene()
+    here(b, record("e1", times=2))
+    here(a, record("e1", times=1), whole=True)
+    here(a, gone={"e1": "its connection ended"})
+    assert listed(p) == [("e", "e1", "b")]
+
+
 def test_an_earlier_life_that_is_told_again_is_refused() -> None:
     _, a, b, p = scene()
     here(a, record("a1"))

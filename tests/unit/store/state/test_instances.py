@@ -8,6 +8,7 @@ from tensorcast_dask.exceptions import (
     NotFound,
     OwnerGone,
     Poisoned,
+    StaleOwner,
     Unimplemented,
 )
 from tensorcast_dask.store.state.instances import (
@@ -18,7 +19,7 @@ from tensorcast_dask.store.state.instances import (
     Say,
     Tell,
 )
-from tensorcast_dask.tensors.ids import RequestId
+from tensorcast_dask.tensors.ids import RequestId, SessionId
 from tensorcast_dask.tensors.messages import (
     Call,
     CallAnswered,
@@ -34,6 +35,8 @@ from tensorcast_dask.tensors.messages import (
     Load,
     Replaced,
     Seen,
+    SessionIn,
+    SessionOut,
 )
 
 
@@ -94,6 +97,41 @@ def test_the_later_life_has_the_name_and_the_earlier_is_let_go() -> None:
         attachment="a2",
         message=Call(number=2, function="f", args=b"x", deadline_s=9.0),
     )
+
+
+def test_who_was_let_go_does_not_take_the_name_back_when_it_hears_of_that_late() -> (
+    None
+):
+    here = attached()
+    here.attach(record("a2"))
+    with pytest.raises(StaleOwner, match="another process"):
+        here.attach(record("a1", term=5))
+    assert here.find(Dial(rid=RequestId("r"), instance="e", attachment="")) == "a2"
+    assert len(here) == 1
+
+
+def test_a_session_is_carried_after_the_greeting_that_it_is_of_and_ends_with_its_life() -> (
+    None
+):
+    here = attached()
+    said = SessionIn(session=SessionId("s"), raw=b"x", greeting=1)
+    out = SessionOut(session=SessionId("s"), raw=b"y")
+    assert here.carried("a1", said) == []  # nobody listens
+    here.all_here()
+    assert here.greeted() == [Say(attachment="a1", message=Seen(greeting=1))]
+    assert here.answered(out) == []
+    assert here.carried("a1", said) == [Tell(message=said)]
+    assert here.answered(out) == [Say(attachment="a1", message=out)]
+    away = Say(attachment="a1", message=Seen(up=False))
+    assert (here.left(), here.left()) == ([away], [])
+    assert here.carried("a1", said) == []
+    here.all_here()
+    # Meant for the catalog of before: there it would arrive before the session is opened.
+    assert here.carried("a1", said) == []
+    again = SessionIn(session=SessionId("s"), raw=b"x", greeting=2)
+    assert here.carried("a1", again) == [Tell(message=again)]
+    over = SessionIn(session=SessionId("s"), raw=b"")
+    assert here.gone("a1", "dead")[-1] == Tell(message=over)
 
 
 def test_a_call_is_handed_over_and_its_outcome_goes_to_who_asked() -> None:
