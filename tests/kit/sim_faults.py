@@ -38,7 +38,7 @@ class Faults:
     crash_with_disk: float = 0.0
     #: A device process dies with what is on the device, and a new one comes.
     device_loss: float = 0.0
-    #: Dask says that a worker is gone; it lives, or its successor adopts the store later.
+    #: Dask says that a worker is gone; it is, or lives on, and its successor adopts the store later.
     believed_dead: float = 0.0
     #: Clocks of nodes run at 1 +- this.
     drift: float = 0.0
@@ -67,6 +67,16 @@ class Faults:
     # -------------------------------------------------------------- programs
     #: A program is killed, and another one takes its place.
     session_death: float = 0.0
+    # -------------------------------------------------------------- instances
+    #: An instance is killed, and another process takes its name a moment later.
+    instance_death: float = 0.0
+    #: Another process takes the name of an instance that lives.
+    instance_replaced: float = 0.0
+    # -------------------------------------------------------------- everybody
+    #: The scheduler hears nobody for longer than a lease: all are given up, and all come back.
+    all_lapse: float = 0.0
+    #: Dask says that every worker is gone; all stores live, and are adopted later.
+    all_believed_dead: float = 0.0
 
 
 CALM = Faults()
@@ -93,6 +103,10 @@ ROUGH = Faults(
     journal_stall=0.04,
     busy_loop=0.05,
     session_death=0.05,
+    instance_death=0.15,
+    instance_replaced=0.1,
+    all_lapse=0.04,
+    all_believed_dead=0.04,
 )
 
 

@@ -4,17 +4,19 @@ It follows `instance.register`. Bytes are values, one a chunk, other ones after 
 
 Rules:
 
-1. A lender lives and dies with its program.
+1. A lender lives and dies with its program; that of an instance is its store's, which serves
+   nothing any more of an instance (`owner`) that is dead.
 2. Inside the fence chunks change one by one; a reader is given a chunk only at rest, with
    the stamp of the content that it is of.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from tensorcast_dask.exceptions import Gone, Incomplete
+from tensorcast_dask.exceptions import Gone, Incomplete, OwnerGone
 from tensorcast_dask.tensors import messages as m
 from tensorcast_dask.tensors.ids import (
     ClusterId,
@@ -50,6 +52,11 @@ class Lent:
     def __post_init__(self) -> None:
         self.contents[self.stamp] = list(self.values)
 
+    @classmethod
+    def of(cls, record: m.ReplicaRecord) -> Lent:
+        """Give what a version holds at first."""
+        return cls(record, values_of(record.generation, record.nbytes))
+
     def mutate(self, pauses_s: list[float]) -> Process:
         """Change every chunk inside the fence."""
         self.stamp += 1
@@ -68,6 +75,9 @@ class SimLender:
     name: str
     host: str
     life: Life
+    owner: Life | None = None
+    #: Told of what the catalog ends.
+    on_end: Callable[[Generation], None] = field(default=lambda _: None)
     lent: dict[Generation, Lent] = field(default_factory=dict)
     link: End | None = None
     up: bool = False
@@ -90,11 +100,15 @@ class SimLender:
     # -------------------------------------------------------------- lending
     def lend(self, record: m.ReplicaRecord) -> Lent:
         """Begin to serve a version."""
-        lent = Lent(record, values_of(record.generation, record.nbytes))
-        self.lent[record.generation] = lent
+        lent = Lent.of(record)
         self.world.watch.lends(record.generation, lent)
-        self._tell(m.ReplicaReady(record=record))
+        self.serve(lent)
         return lent
+
+    def serve(self, lent: Lent) -> None:
+        """Serve what is lent, and tell the catalog."""
+        self.lent[lent.record.generation] = lent
+        self._tell(m.ReplicaReady(record=lent.record))
 
     def forget(self, generation: Generation) -> None:
         """Stop serving a version."""
@@ -108,9 +122,12 @@ class SimLender:
 
         Raises
         ------
-        Gone, Incomplete
+        Gone, OwnerGone, Incomplete
             When it is not, or is being changed.
         """
+        if self.owner is not None and not self.owner.alive:
+            message = "the process that lent it has ended"
+            raise OwnerGone(message)
         lent = self.lent.get(generation)
         if lent is None:
             message = "its owner has released it"
@@ -166,6 +183,7 @@ class SimLender:
             case m.DoDrop():
                 self.forget(message.generation)
                 self._tell(m.TaskDone(task=message.task))
+                self.on_end(message.generation)
             case m.LinkRefused():
                 refused = f"{self.name} was not let in: {message}"
                 raise AssertionError(refused)
@@ -178,7 +196,17 @@ class SimLender:
             self._tell(m.Renew(seq=self.seq))
             self.world.time.after(ttl_s / 3, lambda: self._renew(end, ttl_s))
 
+    def close(self) -> None:
+        """Serve nothing any more, and say so."""
+        for generation in list(self.lent):
+            self.forget(generation)
+        self.life.alive = False
+        if self.link is not None:
+            self.link.close()
+
     def die(self) -> None:
-        """End with the program."""
+        """End with the process that serves it."""
+        if self.owner is not None:
+            self.life.alive = False
         if self.link is not None:
             self.world.network.break_one(self.link.connection)

@@ -31,7 +31,9 @@ from tensorcast_dask.tensors.ids import (
     NodeId,
     RequestId,
 )
+from tests.kit.sim_desk import SimDesk
 from tests.kit.sim_jobs import SimJobs
+from tests.kit.sim_plans import SimPlans
 from tests.kit.sim_store import CHUNK_BYTES, SimStore
 from tests.kit.sim_timeline import Life, Signal
 
@@ -71,6 +73,7 @@ class SimNode:
 
     def __post_init__(self) -> None:
         self.life = Life(self.name)
+        self.born_s = self.world.time.now_s
         self.node = NodeId(self.name)
         self.adoption = adoption.Adoption(orphan_ttl_s=10_000.0)
         self.store = SimStore(
@@ -88,12 +91,14 @@ class SimNode:
             unsummed=self._unsummed,
         )
         self.jobs = SimJobs(self)
+        self.desk = SimDesk(self)
         self.card = m.NodeCard(
             node=self.node,
             incarnation=Incarnation(0),
             host=HostId(self.host),
             socket=f"/run/{self.name}",
         )
+        self.plans = SimPlans(self)
 
     # -------------------------------------------------------------- time
     def now_s(self) -> float:
@@ -130,6 +135,7 @@ class SimNode:
         self.life.alive = False
         for unmap in self.store.lent.values():
             unmap()
+        self.desk.die()
         link, self.link = self.link, None
         if link is not None:
             self.world.network.break_one(link.connection)
@@ -207,6 +213,8 @@ class SimNode:
 
     def _down(self) -> None:
         self.up = False
+        self.desk.link_down()
+        self.plans.session.heard_of(up=False)
         for waiting in self.asked.values():
             waiting.fire()
 
@@ -256,6 +264,9 @@ class SimNode:
             self.tell(m.Inventory(replicas=records, more=at + BATCH < len(held)))
         for outcome in outcomes:
             self.tell(outcome)
+        if self.world.habits.calls:
+            self.tell(self.desk.greeted())
+            self.plans.session.heard_of(up=True)
         link = self.link
         wait_s = sent_s + welcome.lease_ttl_s / 3 - self.now_s()
         self.after(max(0.0, wait_s), lambda: self._renew(link, welcome.lease_ttl_s))
@@ -318,6 +329,20 @@ class SimNode:
             case m.DoEnd():
                 self.ended = message.why
                 self.world.ended(self)
+            case _:
+                self._of_others(message)
+
+    def _of_others(self, message: object) -> None:
+        match message:
+            case m.SessionOut(session=session, raw=raw):
+                if session == self.plans.session.session:
+                    self.plans.session.heard(raw)
+                else:
+                    self.desk.told(message)
+            case m.InstanceSeen() | m.DoDetach():
+                self.desk.told(message)
+            case m.DoRun():
+                self.plans.ordered(message)
             case _:
                 message = f"{self.name} does not know {message}"
                 raise AssertionError(message)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tensorcast_dask.tensors import messages as m
+from tensorcast_dask.tensors.ids import NodeId
 from tests.kit import oracles
 
 if TYPE_CHECKING:
@@ -18,15 +19,52 @@ if TYPE_CHECKING:
 
 __all__ = ["check_instant"]
 
+#: What a node may take to be believed again, or not any more: a lease, its doubt, and messages
+#: that are late on each way.
+BACK_S = 12.0
+
 
 def check_instant(world: World, scheduler: SimScheduler) -> None:
     """Ask every promise of the instant."""
     oracles.check_catalog(scheduler.catalog, world.watch.told_of)
     creations_belong_to_sessions(scheduler)
+    dead_instances_are_forgotten(world, scheduler)
     for node in world.alive():
+        who_lives_is_believed_to(world, node, scheduler)
         tiers_keep_their_budget(node)
         fenced_before_given_up(node, scheduler)
         nothing_listed_is_about_to_go(node, scheduler)
+
+
+def who_lives_is_believed_to(
+    world: World, node: SimNode, scheduler: SimScheduler
+) -> None:
+    """A store that lives is live for the catalog, a moment after nothing is in the way any more.
+
+    Also when all were given up at once.
+    """
+    if world.time.now_s - max(world.troubled_until_s, node.born_s) > BACK_S:
+        record = scheduler.catalog.nodes.records.get(node.node)
+        assert record is not None, f"{node.name} is not known"
+        assert record.live or record.ended, (
+            f"{node.name} lives, and is given up: {record.gone}"
+        )
+
+
+def dead_instances_are_forgotten(world: World, scheduler: SimScheduler) -> None:
+    """Nothing of an instance that has died is listed, or readable, after a moment."""
+    catalog = scheduler.catalog
+    for instance in world.instances:
+        if world.time.now_s - max(world.troubled_until_s, instance.died_s) < BACK_S:
+            continue
+        place = catalog.instances.place(instance.name)
+        assert place is None or place.attachment != instance.attachment, (
+            f"{instance.attachment} is dead, and is listed"
+        )
+        lender = catalog.nodes.records.get(NodeId(instance.attachment))
+        assert lender is None or not lender.live, (
+            f"{instance.attachment} is dead, and lends"
+        )
 
 
 def tiers_keep_their_budget(node: SimNode) -> None:

@@ -48,6 +48,8 @@ _VALUES: dict[type, type] = {
     m.ListArtifacts: m.Listed,
     m.LoadFile: m.ArtifactInfo,
     m.SaveFile: m.Moved,
+    m.InstancesAsked: m.Instances,
+    m.OpenPlan: m.PlanState,
 }
 
 

@@ -30,7 +30,12 @@ IDLE = (
     "endings",
     "operations",
     "pins",
+    "plans",
+    "plans_waiting",
+    "plan_claims",
 )
+#: What is at zero besides when everybody has left.
+EMPTY = (*IDLE, "sessions", "outcome_sessions", "outcomes", "instances", "plans_kept")
 
 
 def check_rest(world: World) -> None:
@@ -39,6 +44,7 @@ def check_rest(world: World) -> None:
     every_request_has_its_answer(world)
     nothing_has_leaked(world, catalog)
     catalog_and_nodes_agree(world, catalog)
+    names_are_of_one_life(world, catalog)
     nothing_destroyed_has_survived(world)
     nothing_acknowledged_is_gone(world, catalog)
     oracles.check_catalog(catalog, world.watch.told_of)
@@ -75,6 +81,9 @@ def nothing_has_leaked(world: World, catalog: Catalog) -> None:
         assert not jobs.flights
         assert not jobs.outcomes, f"{node.name} keeps outcomes {jobs.outcomes}"
         assert not node.asked
+        assert not node.plans.drives, f"{node.name} still drives {node.plans.drives}"
+        waiting = (node.desk.attachments.waiting, len(node.desk.waits))
+        assert waiting == (0, 0), f"calls still wait at {node.name}: {waiting}"
         pins = {g for g, ends_s in table.pins.items() if ends_s > node.now_s()}
         assert not pins, f"{node.name} still pins {pins}"
 
@@ -110,6 +119,26 @@ def catalog_and_nodes_agree(world: World, catalog: Catalog) -> None:
                 assert values == world.watch.content(generation, len(values))
 
 
+def names_are_of_one_life(world: World, catalog: Catalog) -> None:
+    """Every instance that lives is attached and listed, or was let go; one of a name is not."""
+    living = [one for one in world.instances if not one.over]
+    names = [one.name for one in living]
+    assert len(names) == len(set(names)), f"{names} live side by side"
+    for one in living:
+        assert one.attached, f"{one.attachment} is not attached"
+        place = catalog.instances.place(one.name)
+        assert place is not None, f"{one.attachment} is not listed"
+        assert place.attachment == one.attachment, f"{place} is not {one.attachment}"
+    assert len(catalog.instances) == len(living)
+    for node in world.alive():
+        there = [one.attachment for one in living]
+        assert sorted(node.desk.here) == sorted(set(node.desk.here) & set(there))
+    for name in {one.name for one in world.instances}:
+        # Of lives on two hosts the catalog may hear in another order than they came in.
+        hosts = {one.host for one in world.instances if one.name == name}
+        assert name in names or len(hosts) > 1, f"all that were {name} were let go"
+
+
 def nothing_destroyed_has_survived(world: World) -> None:
     """No replica of a destroyed generation is left."""
     for generation in world.watch.destroyed:
@@ -139,6 +168,10 @@ def the_cluster_still_works(world: World) -> None:
     done: list[m.ArtifactInfo] = []
 
     def script() -> Process:
+        for instance in world.instances:
+            if not instance.over:  # its session works, whatever has become of its node
+                there = m.InstancesAsked(rid=instance.session.next_rid())
+                yield from instance.ask_catalog(there, m.Instances, 5.0)
         for name in list(catalog.names.artifacts):
             ask = m.Destroy(rid=program.rid(), id=name, deadline_s=5.0)
             ended = yield from program.ask(ask)
@@ -180,11 +213,11 @@ def sessions_leave_nothing(world: World) -> None:
     for program in world.programs:
         if program.life.alive:
             world.time.spawn(program.life, program.close())
+    for instance in world.instances:
+        instance.detach()
+    for node in world.alive():
+        node.plans.end()
     world.time.run(world.time.now_s + 16.0)
     state = _catalog(world).debug_state()
-    left = {
-        key: state[key]
-        for key in (*IDLE, "sessions", "outcome_sessions", "outcomes")
-        if state[key]
-    }
+    left = {key: state[key] for key in EMPTY if state[key]}
     assert not left, f"everybody has gone, and yet: {left}"

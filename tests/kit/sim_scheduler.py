@@ -1,6 +1,6 @@
 """A simulated scheduler: the real catalog, a journal that can lose what it did not sync.
 
-It follows `scheduler_plugin.service`, `.links`, `.sessions` and `.journal`.
+It follows `scheduler_plugin.service`, `.links`, `.sessions`, `.relays` and `.journal`.
 
 Rules:
 
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
+from tensorcast_dask.exceptions import WrongPeer
 from tensorcast_dask.scheduler_plugin.state.catalog import Catalog
 from tensorcast_dask.scheduler_plugin.state.events import (
     Asked,
@@ -64,6 +65,7 @@ SETTINGS = CatalogSettings(
     outcome_ttl_s=10.0,
     deadline_default_s=8.0,
     story_lines=4,
+    plan_result_ttl_s=8.0,
 )
 
 
@@ -89,6 +91,10 @@ class SimJournal:
     caused: dict[int, str] = field(default_factory=dict)
     #: Those whose change is on disk.
     done: dict[str, None] = field(default_factory=dict)
+    #: How often a scheduler died, with what was not on disk.
+    crashes: int = 0
+    #: How often rows that were on disk were lost.
+    losses: int = 0
     _decoder: ClassVar = msgspec.msgpack.Decoder(VersionRow)
 
     def submit(self, batch: Persist, cause: str) -> None:
@@ -147,6 +153,7 @@ class SimJournal:
 
     def crash(self) -> None:
         """The process dies: what is being written is there or not, what waits is not."""
+        self.crashes += 1
         if self.writing and self.world.rng.random() < 0.5:
             self._sync()
         self.writing, self.queue = (), deque()
@@ -164,6 +171,7 @@ class SimJournal:
             said = "the journal is gone"
             self.epoch += 1000  # it begins with the minutes of the calendar
         if loss:
+            self.losses += 1
             self.checkpoints.clear()
             self.done.clear()
         self.epoch += 1
@@ -178,6 +186,25 @@ class SimJournal:
         )
 
 
+@dataclass(eq=False)
+class _Relay:
+    """One session that a link carries; for the rest it is a comm like any other."""
+
+    scheduler: SimScheduler
+    link: int
+    session: SessionId
+    #: Of the comm; 0 before its first message, -1 when that was none.
+    number: int = 0
+
+    def send(self, answer: m.Answer) -> None:
+        end = self.scheduler.links.get(self.link)
+        if end is not None:
+            end.send(m.SessionOut(session=self.session, raw=m.encode(answer)))
+
+    def close(self) -> None:
+        self.scheduler.relays.pop((self.link, self.session), None)
+
+
 class SimScheduler:
     """One life of the scheduler."""
 
@@ -186,7 +213,8 @@ class SimScheduler:
         self.life = Life(f"scheduler-{recovered.epoch}")
         self.catalog = Catalog(SETTINGS, recovered)
         self.links: dict[int, End] = {}
-        self.sessions: dict[int, End] = {}
+        self.sessions: dict[int, End | _Relay] = {}
+        self.relays: dict[tuple[int, SessionId], _Relay] = {}
         self.by_session: dict[SessionId, int] = {}
         self.numbers = 0
         self.alarm = 0
@@ -237,14 +265,61 @@ class SimScheduler:
                 return
             if isinstance(message, m.NodeHello):
                 self.tell_soon(NodeJoined(link=number, hello=message))
+            elif isinstance(message, m.SessionIn):
+                self._carried(number, message)
             else:
                 self.tell_soon(NodeSaid(link=number, message=message))  # type: ignore[arg-type]  # what nodes send
 
         def closed() -> None:
             if self.links.pop(number, None) is not None:
+                self._relays_ended(number)
                 self.tell_soon(NodeLinkLost(link=number))
 
         end.on_message, end.on_closed = said, closed
+
+    def _carried(self, link: int, message: m.SessionIn) -> None:
+        """Take what a node carries of a session (`Relays`)."""
+        key = link, message.session
+        relay = self.relays.get(key)
+        if not message.raw:
+            if relay is not None:
+                self._relay_lost(relay)
+            return
+        if relay is None:
+            relay = self.relays[key] = _Relay(self, *key)
+        if relay.number:
+            if relay.number > 0:
+                request: m.SessionRequest = m.decode(message.raw, m.SessionRequest)  # type: ignore[arg-type]  # a union
+                asked = Asked(
+                    session=relay.session, connection=relay.number, request=request
+                )
+                self.tell_soon(asked)
+            return
+        try:
+            opening = m.decode(message.raw, m.OpenSession)
+        except WrongPeer:
+            # The comm is closed by its task; until then it takes what comes, in vain.
+            relay.number = -1
+            late_s = max(0.0, self.busy_until_s - self.world.time.now_s)
+            self.world.time.after(late_s + 0.001, lambda: self._relay_lost(relay))
+            return
+        self.numbers += 1
+        relay.number = self.numbers
+        self.sessions[relay.number] = relay
+        self.tell_soon(SessionOpened(connection=relay.number, opening=opening))
+
+    def _relay_lost(self, relay: _Relay) -> None:
+        relay.close()
+        if self.sessions.pop(relay.number, None) is not None:
+            if self.by_session.get(relay.session) == relay.number:
+                del self.by_session[relay.session]
+            lost = SessionLost(session=relay.session, connection=relay.number)
+            self.tell_soon(lost)
+
+    def _relays_ended(self, link: int) -> None:
+        for relay in list(self.relays.values()):
+            if relay.link == link:
+                self._relay_lost(relay)
 
     def session(self, end: End) -> None:
         """A program opened a comm."""
@@ -281,6 +356,7 @@ class SimScheduler:
             case ToNodeSend(link=link, message=message):
                 self._send(link, message)
             case CloseLink(link=link):
+                self._relays_ended(link)
                 _close(self.links.pop(link, None))
             case EndSession(connection=connection):
                 _close(self.sessions.pop(connection, None))
@@ -332,11 +408,13 @@ class SimScheduler:
         self.life.alive = False
         self.world.journal.crash()
         for end in [*self.links.values(), *self.sessions.values()]:
-            self.world.network.break_one(end.connection)
+            if not isinstance(end, _Relay):
+                self.world.network.break_one(end.connection)
         self.links.clear()
         self.sessions.clear()
+        self.relays.clear()
 
 
-def _close(end: End | None) -> None:
+def _close(end: End | _Relay | None) -> None:
     if end is not None:
         end.close()

@@ -15,9 +15,11 @@ from tensorcast_dask.store.state.replicas import Life
 from tensorcast_dask.tensors import messages as m
 from tensorcast_dask.tensors.ids import ArtifactId, Generation, NodeId, RequestId
 from tests.kit import oracles
+from tests.kit.sim_instance import SimInstance, what_of
 from tests.kit.sim_store import CHUNK_BYTES, values_of
 
 if TYPE_CHECKING:
+    from tensorcast_dask.tensors.plans import PlanSpec
     from tests.kit.sim_lender import Lent
     from tests.kit.sim_node import SimNode
     from tests.kit.sim_program import SimProgram
@@ -33,7 +35,16 @@ BELIEF_S = 25.0
 _FOR_NOW = ("CatalogUnavailable", "StaleOwner", "Unknown")
 #: The journal is looked at here, not asked for its sequence number.
 _ALL = 1 << 62
-_QUESTIONS = (m.Resolve, m.Locate, m.ListArtifacts, m.NodesAsked)
+_QUESTIONS = (
+    m.Resolve,
+    m.Locate,
+    m.ListArtifacts,
+    m.NodesAsked,
+    m.InstancesAsked,
+    m.OpenPlan,
+)
+#: So ends a call that was not handed to its instance, or not carried out by it.
+_NOT_CARRIED_OUT = ("NotFound", "OwnerGone", "Poisoned", "Unimplemented")
 
 
 @dataclass(eq=False)
@@ -64,6 +75,10 @@ class Watch:
     answers: dict[RequestId, m.Answer] = field(default_factory=dict)
     #: Asked before rows were lost: an answer may be of what is lost.
     unbound: dict[RequestId, None] = field(default_factory=dict)
+    #: What was carried out, by its name: by which lives.
+    made: dict[str, list[str]] = field(default_factory=dict)
+    #: What was refused for sure: nobody may carry it out any more.
+    refused: dict[str, None] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
 
     def count(self, what: str) -> None:
@@ -76,7 +91,7 @@ class Watch:
         return self.world.rng.choice(known) if known else Generation(0)
 
     # -------------------------------------------------------------- requests
-    def asked(self, program: SimProgram, request: Any) -> None:
+    def asked(self, program: SimProgram | SimInstance, request: Any) -> None:
         """Note a request before it is sent."""
         self.requests[request.rid] = request
         if isinstance(request, m.Destroy):
@@ -192,6 +207,52 @@ class Watch:
             )
             if meant and generation in self.doomed:
                 self.destroyed[generation] = None
+
+    # -------------------------------------------------------------- calls
+    def carried_out(self, instance: SimInstance, call: m.Call) -> None:
+        """An effect is made at most once, by one that lives and holds no half of an update."""
+        what = what_of(call.args)
+        self.count(f"carried out {call.function}")
+        assert instance.life.alive
+        assert not instance.calls.poisoned or call.function in m.REPAIRS, (
+            f"{instance.attachment} holds half of an update, and does {call}"
+        )
+        assert what not in self.refused, f"{what} was refused, and is carried out"
+        lives = self.made.setdefault(what, [])
+        # A step's name rests on its run's row, where others may have the plan's key; where it
+        # went is forgotten when scheduler and instance die at once.
+        journal, a_step = self.world.journal, what.startswith("plan-")
+        again = instance.attachment in lives
+        assert not again or (a_step and journal.losses), f"{what} was carried out twice"
+        assert not lives or (a_step and journal.crashes), (
+            f"{what} was carried out by {lives} too"
+        )
+        lives.append(instance.attachment)
+
+    def called(self, what: str, came: m.CallAnswered | m.Fault, *, first: bool) -> bool:
+        """What a caller is told of a call is so; whether it was refused at first."""
+        if not isinstance(came, m.Fault):
+            self.count("call ok")
+            assert self.made.get(what), f"{what} was answered, and not carried out"
+            return False
+        self.count(f"call {came.kind}")
+        refused = first and came.kind in _NOT_CARRIED_OUT
+        if refused:
+            assert what not in self.made, f"{what} was carried out, and {came}"
+            self.refused[what] = None
+        return refused
+
+    def ran(self, spec: PlanSpec, state: m.PlanState) -> None:
+        """A run that was waited for is over, and what is told of its steps is so."""
+        self.count(f"plan {state.status}")
+        assert state.status is not m.RunStatus.RUNNING, f"{state} is not over"
+        for step in spec.steps:
+            outcome = state.outcomes.get(step.name)
+            done = outcome is not None and outcome.status is m.StepStatus.DONE
+            assert done or state.status is not m.RunStatus.DONE
+            if done and step.instance:
+                self.count("step ok")
+                assert self.made.get(what_of(step.args)), f"{step} was not carried out"
 
     # -------------------------------------------------------------- bytes
     def read(self, node: SimNode, generation: Generation, values: list[int]) -> None:

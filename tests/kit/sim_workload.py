@@ -19,6 +19,7 @@ from tensorcast_dask.store.records import digest_of_index
 from tensorcast_dask.store.state.replicas import Filling, Wanted
 from tensorcast_dask.tensors import messages as m
 from tensorcast_dask.tensors.ids import ArtifactId, Generation, HostId, NodeId
+from tests.kit.sim_calls import call_some, run_some
 from tests.kit.sim_lender import Lent, SimLender
 from tests.kit.sim_store import CHUNK_BYTES, Reading, index_of, values_of
 from tests.kit.sim_timeline import Process, Wait
@@ -73,6 +74,11 @@ class Habits:
             chunk_s=rng.choice((0.002, 0.1, 0.5)),
             rest_s=rng.choice((0.1, 1.0)),
         )
+
+    @property
+    def calls(self) -> bool:
+        """Whether there is anybody to be called."""
+        return any(self.weights[len(_CALLS) - 2 :])
 
 
 def work(program: SimProgram) -> Process:
@@ -559,6 +565,16 @@ def drain(world: World, program: SimProgram) -> Call:
     )
 
 
+def call(world: World, program: SimProgram) -> Call:
+    """Call an instance; under a key perhaps again."""
+    yield from call_some(world, program)
+
+
+def plan(world: World, program: SimProgram) -> Call:
+    """Have a store drive a plan."""
+    yield from run_some(world, program)
+
+
 def peek(world: World, program: SimProgram) -> Call:
     """Read by generation at a node, as a handle does, without a word with the catalog."""
     generation = world.watch.some_generation()
@@ -583,13 +599,16 @@ _CALLS: tuple[Action, ...] = (
     register,
     load,
     save,
+    call,
+    plan,
 )
 #: By what they are good for.
 _WEIGHTS = {
-    "everything": (5, 4, 2, 2, 2, 3, 2, 2, 1, 2, 1, 1, 1, 1, 1),
-    "moving": (4, 1, 1, 1, 0, 4, 8, 8, 0, 0, 0, 0, 0, 0, 0),
-    "crowding": (6, 3, 1, 0, 1, 9, 1, 1, 1, 0, 0, 0, 0, 1, 0),
-    "ending": (6, 2, 4, 1, 8, 3, 1, 0, 0, 0, 1, 0, 1, 1, 0),
-    "naming": (3, 2, 0, 4, 2, 0, 0, 0, 4, 8, 2, 0, 1, 1, 0),
-    "lending": (2, 4, 0, 8, 2, 1, 0, 1, 0, 1, 0, 0, 6, 1, 1),
+    "everything": (5, 4, 2, 2, 2, 3, 2, 2, 1, 2, 1, 1, 1, 1, 1, 0, 0),
+    "moving": (4, 1, 1, 1, 0, 4, 8, 8, 0, 0, 0, 0, 0, 0, 0, 0, 0),
+    "crowding": (6, 3, 1, 0, 1, 9, 1, 1, 1, 0, 0, 0, 0, 1, 0, 0, 0),
+    "ending": (6, 2, 4, 1, 8, 3, 1, 0, 0, 0, 1, 0, 1, 1, 0, 0, 0),
+    "naming": (3, 2, 0, 4, 2, 0, 0, 0, 4, 8, 2, 0, 1, 1, 0, 0, 0),
+    "lending": (2, 4, 0, 8, 2, 1, 0, 1, 0, 1, 0, 0, 6, 1, 1, 0, 0),
+    "calling": (2, 3, 1, 1, 1, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 9, 6),
 }

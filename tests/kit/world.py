@@ -16,6 +16,7 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,7 @@ from tensorcast_dask.store.state.replicas import Wanted
 from tensorcast_dask.tensors import messages as m
 from tensorcast_dask.tensors.ids import Generation, NodeId
 from tests.kit.sim_faults import Faults
+from tests.kit.sim_instance import SimInstance
 from tests.kit.sim_lender import SimLender
 from tests.kit.sim_network import KEEPALIVE_S, Network
 from tests.kit.sim_node import SimNode
@@ -49,6 +51,8 @@ NODES = (
     ("h3", False, True),
 )
 PROGRAMS = ("h1", "h2", "h9")
+#: (name, host); there are some where programs call them.
+INSTANCES = (("e", "h1"), ("f", "h2"))
 SCHEDULER = "h0"
 EVERY = 6
 CONNECT_S = 1.0
@@ -82,15 +86,20 @@ class World:
         self.nodes: list[SimNode] = []
         self.programs: list[SimProgram] = []
         self.lenders: list[SimLender] = []
+        self.instances: list[SimInstance] = []
         self.connections = 0
         self.quiet = False
         #: Until when programs and the scheduler could not talk freely.
         self.disturbed_until_s = self.time.now_s + 2.0
+        #: Until when nodes and the scheduler could not, or were not there.
+        self.troubled_until_s = self.time.now_s
         self.steps = 0
         self.scheduler: SimScheduler | None = None
         self._start_scheduler("")
         for host, disk, device in NODES:
             self._new_node(host, disk=disk, device=device)
+        for name, host in INSTANCES if self.habits.calls else ():
+            self._new_instance(name, host)
         for host in PROGRAMS:
             self._new_program(host)
         for kind, act in self._chaos():
@@ -172,6 +181,12 @@ class World:
         self.programs.append(program)
         self.time.spawn(program.life, work(program))
 
+    def _new_instance(self, name: str, host: str) -> None:
+        attachment = f"{name}{len(self.instances) + 1}"
+        instance = SimInstance(self, attachment, name, host)
+        self.instances.append(instance)
+        instance.start()
+
     def _start_scheduler(self, loss: str) -> None:
         self.time.note("world", f"scheduler starts {loss}")
         self.scheduler = SimScheduler(self, self.journal.start(loss))
@@ -247,6 +262,10 @@ class World:
             ("journal_stall", self._stall),
             ("busy_loop", self._busy),
             ("session_death", self._kill_program),
+            ("instance_death", self._kill_instance),
+            ("instance_replaced", self._replace_instance),
+            ("all_lapse", self._all_lapse),
+            ("all_believed_dead", self._all_believed_dead),
         ]
 
     def _happens(self, rate: float, kind: str, act: Callable[[], None]) -> Process:
@@ -260,12 +279,13 @@ class World:
 
     def _silence_s(self) -> float:
         seconds = self.rng.choice((0.2, 1.0, 4.0, self.faults.silence_s))
-        self._disturbed(seconds + KEEPALIVE_S)
+        self._disturbed(seconds, KEEPALIVE_S)
         return seconds
 
-    def _disturbed(self, seconds: float) -> None:
+    def _disturbed(self, seconds: float, more_s: float = 0.0) -> None:
         until_s = self.time.now_s + seconds
-        self.disturbed_until_s = max(self.disturbed_until_s, until_s)
+        self.troubled_until_s = max(self.troubled_until_s, until_s)
+        self.disturbed_until_s = max(self.disturbed_until_s, until_s + more_s)
 
     def _drop_link(self) -> None:
         self._disturbed(2.0)
@@ -285,6 +305,16 @@ class World:
         for two in hosts:
             self.network.cut(one, two, seconds)
             self.network.cut(two, one, seconds)
+
+    def _all_lapse(self) -> None:
+        """Silence all nodes for longer than a lease, on one way or on both."""
+        seconds = self.rng.choice((4.0, 6.0, 9.0))
+        self._disturbed(seconds, KEEPALIVE_S)
+        both = self.rng.random() < 0.7
+        for host in sorted({host for host, _, _ in NODES}):
+            self.network.cut(host, SCHEDULER, seconds)
+            if both:
+                self.network.cut(SCHEDULER, host, seconds)
 
     def _crash(self, *, takeover: bool) -> None:
         living = self.alive()
@@ -343,13 +373,19 @@ class World:
 
     def _believe_dead(self) -> None:
         living = self.alive()
-        if not living:
-            return
-        node = self.rng.choice(living)
+        if living:
+            self._believe_one_dead(self.rng.choice(living))
+
+    def _all_believed_dead(self) -> None:
+        for node in self.alive():
+            self._believe_one_dead(node)
+
+    def _believe_one_dead(self, node: SimNode) -> None:
+        """Have Dask say that a worker is gone: it is, or finds out and ends; another one adopts."""
         worker = node.card.worker
         if self.rng.random() < 0.5:
             node.orphaned()
-            self.time.after(self.rng.choice((0.5, 5.0)), lambda: self._adopt(node))
+        self.time.after(self.rng.choice((0.5, 5.0)), lambda: self._adopt(node))
         if self.scheduler is not None and worker:
             self.scheduler.tell_soon(WorkerGone(address=worker))
 
@@ -399,3 +435,18 @@ class World:
         program = self.rng.choice(living)
         program.die()
         self._new_program(program.host)
+
+    def _kill_instance(self) -> None:
+        living = [one for one in self.instances if not one.over]
+        if living:
+            instance = self.rng.choice(living)
+            instance.die()
+            wait_s = self.rng.choice((0.1, 1.0, 3.0))
+            come = partial(self._new_instance, instance.name, instance.host)
+            self.time.after(wait_s, come)
+
+    def _replace_instance(self) -> None:
+        living = [one for one in self.instances if not one.over]
+        if living:
+            name = self.rng.choice(living).name
+            self._new_instance(name, self.rng.choice(INSTANCES)[1])

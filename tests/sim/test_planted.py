@@ -14,6 +14,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from tensorcast_dask.dataplane.carried import CarriedSession
+from tensorcast_dask.instance.state.calls import Calls
 from tensorcast_dask.scheduler_plugin.state.creations import Creations
 from tensorcast_dask.scheduler_plugin.state.inventories import Inventories
 from tensorcast_dask.scheduler_plugin.state.nodes import Nodes
@@ -83,6 +85,43 @@ def marks_count_as_copies(patch: Patch) -> None:
     patch.setattr(eviction, "backed", backed)
 
 
+def keys_are_forgotten(patch: Patch) -> None:
+    patch.setattr(Calls, "ended", lambda *_: None)
+
+
+def what_waits_is_called_on_half_an_update(patch: Patch) -> None:
+    real = Calls.known
+
+    def known(self: Calls, call: Any) -> Any:
+        why, self.poisoned = self.poisoned, ""
+        try:
+            return real(self, call)
+        finally:
+            self.poisoned = why
+
+    patch.setattr(Calls, "known", known)
+
+
+def greetings_are_not_told_apart(patch: Patch) -> None:
+    real = CarriedSession.heard_of
+
+    def heard_of(self: CarriedSession, *, up: bool, greeting: int = 0) -> None:
+        if not (up and self._up):
+            real(self, up=up, greeting=greeting)
+
+    patch.setattr(CarriedSession, "heard_of", heard_of)
+
+
+def who_was_given_up_stays_so(patch: Patch) -> None:
+    real = Nodes._extend
+
+    def extend(self: Nodes, record: Any) -> None:
+        if record.gone != "its lease has lapsed":
+            real(self, record)
+
+    patch.setattr(Nodes, "_extend", extend)
+
+
 @dataclass(frozen=True)
 class Planted:
     """One defect, and the world in which it shows."""
@@ -116,6 +155,14 @@ PLANTED = (
         Faults(scheduler_restart=0.2, journal_loss=1.0, drop_link=0.25),
         "ending",
     ),
+    Planted(keys_are_forgotten, Faults(drop_link=1.0), "calling"),
+    Planted(what_waits_is_called_on_half_an_update, CALM, "calling"),
+    Planted(
+        greetings_are_not_told_apart,
+        Faults(scheduler_restart=0.5, drop_link=2.0, delay=0.3),
+        "calling",
+    ),
+    Planted(who_was_given_up_stays_so, Faults(all_lapse=0.2), "moving"),
 )
 
 
