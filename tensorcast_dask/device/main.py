@@ -3,8 +3,8 @@
 Rules:
 
 1. It opens the device itself, after its only start: nobody forks with a context.
-2. One order after the other. An order is done when its events are: what the store is told
-   has happened.
+2. One order after the other; what waits for another node has a thread (`lines`). An order is done
+   when its events are: what the store is told has happened.
 3. It closes every description that came with an order before it reports: the store sees by
    that that nobody writes any more.
 4. An error of the device ends it: nothing can be done with the device in this process. It
@@ -14,20 +14,35 @@ Rules:
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 import signal
+import struct
 import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tensorcast_dask.dataplane.channel import Channel, Credentials, Prefer
-from tensorcast_dask.dataplane.devices import HostMemory, find_devices, open_device
-from tensorcast_dask.dataplane.devices.staging import Ring, Terms, to_device, to_host
+from tensorcast_dask.dataplane.devices import (
+    HostMemory,
+    SlabHandle,
+    find_devices,
+    open_device,
+)
+from tensorcast_dask.dataplane.devices.staging import (
+    Ring,
+    Terms,
+    sums_of_range,
+    to_device,
+    to_host,
+)
 from tensorcast_dask.dataplane.fileranges import FileRange
 from tensorcast_dask.dataplane.maps import SharedMap
+from tensorcast_dask.dataplane.transports import ucx_line
 from tensorcast_dask.device.launch import LOG_NAME
+from tensorcast_dask.device.lines import Lines
 from tensorcast_dask.exceptions import (
     DeviceError,
     InvalidArgument,
@@ -48,15 +63,16 @@ from tensorcast_dask.tensors.messages import (
     Fault,
     NextOrder,
     OrderEnded,
+    OrderOver,
     Role,
     decode,
     encode,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
-    from tensorcast_dask.dataplane.devices import Device, Memory
+    from tensorcast_dask.dataplane.devices import Device, DeviceRange, Event, Memory
     from tensorcast_dask.dataplane.devices.staging import Moved
 
 __all__ = ["Slabs", "main"]
@@ -67,6 +83,10 @@ logger = logging.getLogger(__name__)
 GRAIN_BYTES: Final = 2 << 20
 _CALL_S: Final = 3600.0
 _ATTACH_S: Final = 30.0
+#: Of others' memory: place in the slab, which handle, place in its memory, length.
+_SPAN: Final = struct.Struct("<QQQQ")
+_ZEROS: Final = bytes(1 << 20)
+_numbers = itertools.count(1)
 
 
 class Slabs:
@@ -126,7 +146,41 @@ class Slabs:
                 self._unpin(order.segment)
             case Act.FILL | Act.SAVE | Act.CHECK:
                 return OrderEnded(number=order.number, sums=self._move(order, fd))
+            case Act.COPY:
+                self._copy(order)
+            case Act.SEND | Act.RECEIVE | Act.HANG_UP:
+                assert False, "device: lines carry these out"  # noqa: B011, PT015
         return OrderEnded(number=order.number)
+
+    def place(self, order: DeviceOrder) -> DeviceRange:
+        """Give the range of a slab that an order is about."""
+        return self._slabs[order.segment].range(order.at, order.nbytes)
+
+    def _copy(self, order: DeviceOrder) -> None:
+        """Copy what others have on this device into a slab; what they leave out is zero."""
+        there, opened = self._slabs[order.segment], []
+        events: list[Event] = []
+        try:
+            for data in order.handles:
+                handle = SlabHandle.decode(data)
+                opened.append((self._device.open(handle), handle.offset))
+            for start, number, offset, length in _spans(order):
+                target = there.range(start, length)
+                if number < 0:
+                    source: DeviceRange | bytes = _ZEROS[:length]
+                else:
+                    memory, begin = opened[number]
+                    source = memory.range(begin + offset, length)
+                events.append(self._device.copy(target, source))
+        finally:
+            for event in events:
+                with contextlib.suppress(TensorCastError):
+                    event.wait()
+            for memory, _ in opened:
+                with contextlib.suppress(TensorCastError):
+                    self._device.close(memory)
+        for event in events:
+            event.wait()
 
     def _handle(self, slab: Memory) -> bytes:
         with contextlib.suppress(RequestError):
@@ -136,7 +190,7 @@ class Slabs:
     def _move(self, order: DeviceOrder, fd: int) -> bytes:
         if not order.nbytes:
             return b""
-        there = self._slabs[order.segment].range(order.at, order.nbytes)
+        there = self.place(order)
         terms = Terms(
             chunk_bytes=order.chunk_bytes,
             sums=decode_sums(
@@ -149,12 +203,7 @@ class Slabs:
             file = FileRange(fd, 0, order.nbytes)
             return _sums(to_host(self._ring, there, file, terms))
         if order.act is Act.CHECK:
-            nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
-            try:
-                file = FileRange(nowhere, 0, order.nbytes)
-                return _sums(to_host(self._ring, there, file, terms))
-            finally:
-                os.close(nowhere)
+            return encode_sums(sums_of_range(self._ring, there, terms))
         pinned = self._pinned.get(order.pinned)
         if pinned is None:
             file = FileRange(fd, 0, order.nbytes)
@@ -183,13 +232,51 @@ def _sums(moved: Iterable[Moved]) -> bytes:
     return encode_sums([chunk.sum for chunk in moved])
 
 
-def _serve(channel: Channel, slabs: Slabs) -> None:
+def _spans(order: DeviceOrder) -> Iterator[tuple[int, int, int, int]]:
+    """Give the spans of a copy, and between them what is to be zero (no handle: -1)."""
+    at = 0
+    spans = sorted(_SPAN.iter_unpack(order.spans))
+    for start, number, offset, length in [*spans, (order.nbytes, -1, 0, 0)]:
+        for gap in range(at, start, len(_ZEROS)):
+            yield gap, -1, 0, min(len(_ZEROS), start - gap)
+        if length:
+            yield start, number, offset, length
+        at = max(at, start + length)
+
+
+def _teller(channel: Channel) -> Callable[[OrderEnded], None]:
+    """Give what tells the store of orders that are over, from any thread."""
+
+    def tell(ended: OrderEnded) -> None:
+        request = OrderOver(rid=_rid(), ended=ended)
+        with contextlib.suppress(TensorCastError):  # the store, or the order, is gone
+            channel.call(request, expect=Done, until_s=time.monotonic() + _CALL_S)
+
+    return tell
+
+
+def _rid() -> RequestId:
+    return RequestId(f"device-{os.getpid()}-{next(_numbers)}")
+
+
+def _carry_out(
+    order: DeviceOrder, fd: int, slabs: Slabs, lines: Lines
+) -> OrderEnded | None:
+    """Do one thing; None when its outcome comes later."""
+    if order.act is Act.HANG_UP:
+        lines.hang_up(order.line)
+        return OrderEnded(number=order.number)
+    if not order.act.beside:
+        return slabs.carry_out(order, fd)
+    lines.begin(order, slabs.place(order), fd)
+    return None
+
+
+def _serve(channel: Channel, slabs: Slabs, lines: Lines) -> None:
     """Take orders until the store is gone, or the device is."""
     ended: OrderEnded | None = None
-    for number in range(sys.maxsize):
-        request = NextOrder(
-            rid=RequestId(f"device-{os.getpid()}-{number}"), ended=ended
-        )
+    while True:
+        request = NextOrder(rid=_rid(), ended=ended)
         frame = channel.call(
             request, expect=DeviceOrder, until_s=time.monotonic() + _CALL_S
         )
@@ -199,7 +286,7 @@ def _serve(channel: Channel, slabs: Slabs) -> None:
             continue
         fd = frame.take_fd() if frame.fds else -1
         try:
-            ended = slabs.carry_out(order, fd)
+            ended = _carry_out(order, fd, slabs, lines)
         except DeviceError as error:
             _last_word(channel, order, error)
             raise
@@ -210,12 +297,32 @@ def _serve(channel: Channel, slabs: Slabs) -> None:
 
 def _last_word(channel: Channel, order: DeviceOrder, error: DeviceError) -> None:
     how = OrderEnded(number=order.number, fault=Fault.of(error))
-    request = NextOrder(rid=RequestId(f"device-{os.getpid()}-last"), ended=how)
+    request = NextOrder(rid=_rid(), ended=how)
     with contextlib.suppress(TensorCastError):
         channel.call(request, expect=DeviceOrder, until_s=time.monotonic() + 2.0)
 
 
-def _attach(told: DeviceStart) -> tuple[Channel, Slabs, DeviceTold]:
+def _lanes(told: DeviceStart) -> tuple[str, ...]:
+    """Load UCX where it may be used: later somebody would wait for it."""
+    if not told.ucx:
+        return ()
+    try:
+        return ucx_line.offered()
+    except TensorCastError as error:
+        logger.warning("no lines to other devices: %s", error)
+        return ()
+
+
+def _connect(told: DeviceStart) -> Channel:
+    return Channel.connect(
+        told.card,
+        credentials=Credentials(role=Role.DEVICE, host=told.card.host),
+        prefer=Prefer.UNIX,
+        until_s=time.monotonic() + _ATTACH_S,
+    )
+
+
+def _attach(told: DeviceStart) -> tuple[Channel, Slabs, Lines, DeviceTold]:
     spec = parse_devices(told.devices or None)
     there = find_devices(spec, told.run_dir)
     at = told.turn % len(there) if told.ordinal < 0 else told.ordinal
@@ -231,19 +338,16 @@ def _attach(told: DeviceStart) -> tuple[Channel, Slabs, DeviceTold]:
         message = f"{capacity_bytes} bytes of {device.id} are no device tier: tensorcast.node.device-memory takes at least {GRAIN_BYTES}"
         raise InvalidArgument(message)
     slabs = Slabs(device)
-    channel = Channel.connect(
-        told.card,
-        credentials=Credentials(role=Role.DEVICE, host=told.card.host),
-        prefer=Prefer.UNIX,
-        until_s=time.monotonic() + _ATTACH_S,
-    )
+    lanes, channel = _lanes(told), _connect(told)
+    beside = _connect(told) if lanes else channel
     request = AttachDevice(
-        rid=RequestId(f"device-{os.getpid()}"),
+        rid=_rid(),
         device=device.id.uuid,
         name=str(device.id),
         capacity_bytes=capacity_bytes,
         grain_bytes=GRAIN_BYTES,
         shares=slabs.shares,
+        ucx=lanes,
     )
     channel.call(request, expect=Done, until_s=time.monotonic() + _ATTACH_S)
     found = DeviceTold(
@@ -252,7 +356,7 @@ def _attach(told: DeviceStart) -> tuple[Channel, Slabs, DeviceTold]:
         name=str(device.id),
         capacity_bytes=capacity_bytes,
     )
-    return channel, slabs, found
+    return channel, slabs, Lines(device, _teller(beside)), found
 
 
 def _say(told: DeviceTold, out: int) -> None:
@@ -287,7 +391,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        channel, slabs, found = _attach(told)
+        channel, slabs, lines, found = _attach(told)
     except TensorCastError as error:
         logger.warning("not attached: %s", error)
         _say(DeviceTold(fault=Fault.of(error)), out)
@@ -299,7 +403,7 @@ def main() -> None:
     logger.info("%s is attached to store %s", found.name, told.card.node)
     _say(found, out)
     try:
-        _serve(channel, slabs)
+        _serve(channel, slabs, lines)
     except PeerLost as error:
         logger.info("ending with the store: %s", error)
     except DeviceError as error:

@@ -15,17 +15,21 @@ from typing import TYPE_CHECKING, Final
 from tensorcast_dask.dataplane.segments import MemoryFile
 from tensorcast_dask.exceptions import DeviceError, Gone, NotFound
 from tensorcast_dask.store.core import now_s
+from tensorcast_dask.store.device_copies import copied
 from tensorcast_dask.store.device_target import DeviceTarget
 from tensorcast_dask.store.media import wanted_of
 from tensorcast_dask.store.state.replicas import Life
 from tensorcast_dask.tensors.messages import Act, Tier
 
 if TYPE_CHECKING:
+    from tensorcast_dask.dataplane.transports.base import Context
     from tensorcast_dask.store.core import Core, Reading
     from tensorcast_dask.store.devices import Devices
     from tensorcast_dask.store.media import Landing, Medium
+    from tensorcast_dask.store.records import Pulled
     from tensorcast_dask.store.state.replicas import Copy, Filling, Wanted
     from tensorcast_dask.tensors.ids import Generation
+    from tensorcast_dask.tensors.messages import Location
 
 __all__ = ["Pins", "Slabs", "media_of"]
 
@@ -140,6 +144,24 @@ class Slabs:
         """Take chunks by a ring; nothing of them stays in host memory."""
         return DeviceTarget(self._core, self._devices, wanted)
 
+    def nearby(
+        self,
+        wanted: Wanted,
+        location: Location,
+        *,
+        source_generation: Generation,
+        context: Context,
+    ) -> Pulled | None:
+        """Copy what another node, or a lender, has on this very device, there."""
+        return copied(
+            self._core,
+            self._devices,
+            wanted,
+            location,
+            source_generation=source_generation,
+            context=context,
+        )
+
     def _copied(self, held: Reading, until_s: float) -> MemoryFile:
         file = MemoryFile(held.replica.nbytes, name="tensorcast-read")
         try:
@@ -229,6 +251,9 @@ class Pins:
         raise NotFound(message)
 
     def landing(self, wanted: Wanted) -> None:
+        """Leave it to host memory."""
+
+    def nearby(self, wanted: Wanted, location: Location, **_: object) -> None:
         """Leave it to host memory."""
 
     def sums(self, generation: Generation) -> bytes:

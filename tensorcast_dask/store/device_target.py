@@ -1,9 +1,10 @@
-"""Where pulled chunks land on their way to a device: a ring of host memory that it knows.
+"""Where pulled chunks land on a device: there, or in a ring of host memory that it knows.
 
 Rules:
 
 1. A chunk is received into a place of the ring, verified there, copied to its place in the
-   slab, and reported then. So a pull takes no more host memory than the ring.
+   slab, and reported then. So a pull takes no more host memory than the ring, which is made
+   for the first such chunk. What comes from device to device (`DeviceLine`) needs none.
 2. A place belongs to one chunk until that was copied, or given up by who fetched it. Who finds
    no place waits, and holds none meanwhile: a lane has one chunk under way at a time.
 3. Nothing is served on before the whole is there: a slab is not read in parts.
@@ -18,12 +19,18 @@ from typing import TYPE_CHECKING, Final
 
 from tensorcast_dask.dataplane.segments import MemoryFile
 from tensorcast_dask.exceptions import PeerLost
+from tensorcast_dask.store.device_lines import DeviceLine
 from tensorcast_dask.tensors.messages import Act, Tier
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tensorcast_dask.dataplane.transports.base import Context, Source
     from tensorcast_dask.store.core import Core
     from tensorcast_dask.store.devices import Devices
     from tensorcast_dask.store.state.replicas import Filling, Wanted
+    from tensorcast_dask.tensors.ids import Generation
+    from tensorcast_dask.tensors.messages import Location
 
 __all__ = ["DeviceTarget"]
 
@@ -57,29 +64,54 @@ class DeviceTarget:
         self._number = 0
         self._chunk_bytes = 0
         self._until_s = 0.0
+        #: Held while the ring is made.
+        self._making = threading.Lock()
         self._changed = threading.Condition()
         self._places: dict[int, int] = {}
         self._free = list(range(_PLACES))
         self._ended = False
 
     def reserve(self, *, index: bytes, chunk_bytes: int, until_s: float) -> None:
-        """Make room on the device, and the ring, once."""
+        """Make room on the device, once."""
         if self._filling is not None:
             return
-        core, devices = self._core, self._devices
+        core = self._core
         filling = core.reserve(self._wanted, until_s=until_s)
         self._filling = filling
         with core.lock:
             core.table.replicas[self._wanted.generation].index = index
         self._chunk_bytes, self._until_s = chunk_bytes, until_s
-        length = min(_PLACES * chunk_bytes, max(1, self._wanted.nbytes))
-        core.room.check_machine(Tier.HOST, length)
-        ring = self._ring = MemoryFile(length, name="tensorcast-ring")
-        self._number = -next(_rings)  # segments are numbered above 0
-        fd = ring.write_description()
-        devices.wait(
-            devices.order(Act.PIN, self._number, nbytes=length, fd=fd), until_s
+
+    def direct(self) -> Callable[[Location, Generation, Context], Source] | None:
+        """Give what opens a line from a holder's device, where ours has UCX."""
+        return self._line if self._devices.lanes else None
+
+    def _line(
+        self, location: Location, generation: Generation, context: Context
+    ) -> Source:
+        filling = self._filling
+        assert filling is not None, "store: chunks come after the reservation"
+        return DeviceLine(
+            self._devices,
+            (self._wanted.generation, filling.copy),
+            chunk_bytes=self._chunk_bytes,
+            location=location,
+            generation=generation,
+            context=context,
         )
+
+    def _ring_made(self) -> MemoryFile:
+        with self._making:
+            if self._ring is None:
+                devices = self._devices
+                length = min(_PLACES * self._chunk_bytes, max(1, self._wanted.nbytes))
+                self._core.room.check_machine(Tier.HOST, length)
+                ring = self._ring = MemoryFile(length, name="tensorcast-ring")
+                self._number = -next(_rings)  # segments are numbered above 0
+                fd = ring.write_description()
+                order = devices.order(Act.PIN, self._number, nbytes=length, fd=fd)
+                devices.wait(order, self._until_s)
+            return self._ring
 
     def place(self, chunk: int, length: int) -> memoryview:
         """Return where a chunk is to be received; waits for room in the ring.
@@ -88,7 +120,10 @@ class DeviceTarget:
         ------
         PeerLost
             When the pull ends meanwhile.
+        CapacityError, DeviceError, DeadlineExceeded
+            When the ring cannot be made.
         """
+        ring = self._ring_made()
         with self._changed:
             while chunk not in self._places:
                 if self._ended:
@@ -99,17 +134,20 @@ class DeviceTarget:
                 else:
                     self._changed.wait()
             start = self._places[chunk] * self._chunk_bytes
-        assert self._ring is not None, "store: chunks come after the reservation"
-        return self._ring.map_shared().view[start : start + length]
+        return ring.map_shared().view[start : start + length]
 
     def settle(self, chunk: int) -> None:
         """Have a chunk that is there and verified copied to the slab; then its place is free.
+
+        One that came straight to the slab has no place.
 
         Raises
         ------
         DeviceError, DeadlineExceeded
             When the device does not do it.
         """
+        if chunk not in self._places:
+            return
         filling = self._filling
         assert filling is not None, "store: chunks come after the reservation"
         at = chunk * self._chunk_bytes

@@ -7,10 +7,8 @@ Rules:
 2. Each slab has a *tag*, an empty memory file. Who opens the slab holds a description of the
    tag for as long as it does, so the kernel says who is left, also of those who were killed:
    a slab is frozen, used again and freed as a segment of host memory is.
-3. A slab is handed out by handle only where such proofs work, and its sums are known before
-   it is shared. What was shared is verified before it is served again.
-4. An order keeps leases on what it reads and writes until it has ended, whoever still waits.
-5. When the device process is gone its copies are lost and said to be; the store goes on.
+3. An order keeps leases on what it reads and writes until it has ended, whoever still waits.
+4. When the device process is gone its copies are lost and said to be; the store goes on.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from tensorcast_dask.dataplane.hosts import PidWatch
 from tensorcast_dask.dataplane.server import Peer, Reply
@@ -37,8 +35,7 @@ from tensorcast_dask.tensors.messages import (
     DeviceOrder,
     Done,
     NextOrder,
-    Open,
-    Opened,
+    OrderOver,
     Tier,
 )
 
@@ -75,6 +72,8 @@ class Devices:
         self._peer: Peer | None = None
         self._watch: PidWatch | None = None
         self._shares = False
+        #: Lanes of its UCX; () where it has none.
+        self._lanes: tuple[str, ...] = ()
         #: Handles of slabs by segment; b"" where nobody else can open them.
         self._handles: dict[int, bytes] = {}
         #: Leases on what orders read and write, by their number.
@@ -94,17 +93,34 @@ class Devices:
         return self._shares and self._core.shelf.leases
 
     @property
+    def lanes(self) -> tuple[str, ...]:
+        """Lanes that the device process has to those of other nodes, the best first."""
+        return self._lanes
+
+    @property
+    def device(self) -> str:
+        """UUID of the device; "" where there never was one."""
+        stock = self._core.table.tiers.get(Tier.DEVICE)
+        return "" if stock is None else stock.row.device
+
+    @property
     def pid(self) -> int:
         """Who is attached; 0 = nobody."""
         return 0 if self._peer is None else self._peer.pid
 
     # -------------------------------------------------------------- the process
-    def handle(self, request: AttachDevice | NextOrder, peer: Peer) -> Reply:
+    def handle(
+        self, request: AttachDevice | NextOrder | OrderOver, peer: Peer
+    ) -> Reply:
         """Carry a request of the device process out."""
-        if isinstance(request, AttachDevice):
-            self._attach(request, peer)
-            return Reply(message=Done())
-        return self._next(request, peer)
+        match request:
+            case NextOrder():
+                return self._next(request, peer)
+            case AttachDevice():
+                self._attach(request, peer)
+            case OrderOver():
+                self._over(request, peer)
+        return Reply(message=Done())
 
     def _attach(self, request: AttachDevice, peer: Peer) -> None:
         core = self._core
@@ -115,6 +131,7 @@ class Devices:
                 raise AlreadyExists(message)
             self._peer, self._watch = peer, PidWatch.of_peer(peer.stream.sock)
             self._orders.attached, self._shares = True, request.shares
+            self._lanes = request.ucx
             for row in _rows(request, core.settings.host_memory_bytes):
                 core.table.set_row(row)
             core.room.media |= self.media
@@ -143,6 +160,13 @@ class Devices:
             fd = self._fds.pop(order.told.number, -1)
             return Reply(message=order.told, fds=() if fd < 0 else (fd,))
 
+    def _over(self, request: OrderOver, peer: Peer) -> None:
+        with self._changed:
+            if peer.pid != self.pid:
+                message = "this process drives no device of this node; attach first"
+                raise NotFound(message)
+            self._end(self._orders.ended(request.ended))
+
     def _end(self, order: Order) -> None:
         self._let_go(order.told.number)
         self._changed.notify_all()
@@ -156,7 +180,7 @@ class Devices:
             self._core.release(held)
 
     def tick(self) -> None:
-        """See whether the device process is gone (rule 5)."""
+        """See whether the device process is gone (rule 4)."""
         with self._core.lock:
             if self._watch is not None and self._watch.is_gone():
                 self._lose("its process has ended")
@@ -170,6 +194,7 @@ class Devices:
     def _lose(self, why: str) -> None:
         core = self._core
         peer, self._peer = self._peer, None
+        self._lanes = ()
         assert peer is not None, "store: a device was lost twice"
         assert self._watch is not None, "store: a device process is watched"
         self._watch.close()
@@ -196,13 +221,9 @@ class Devices:
         act: Act,
         segment: int,
         *,
-        nbytes: int = 0,
-        sums: bytes = b"",
         fd: int = -1,
-        at: int = 0,
-        pinned: int = 0,
-        pinned_at: int = 0,
         uses: Iterable[tuple[Generation, Copy]] = (),
+        **more: Any,  # noqa: ANN401 - the other fields of a `DeviceOrder`
     ) -> Order:
         """Give an order; it keeps `fd`, and leases on the copies that it uses, until it ends.
 
@@ -222,19 +243,9 @@ class Devices:
             try:
                 for generation, copy in uses:
                     leases.append(self._core.hold(generation, copy))
-                order = orders.add(
-                    DeviceOrder(
-                        number=number,
-                        act=act,
-                        segment=segment,
-                        nbytes=nbytes,
-                        chunk_bytes=self._core.settings.chunk_bytes,
-                        sums=sums,
-                        at=at,
-                        pinned=pinned,
-                        pinned_at=pinned_at,
-                    )
-                )
+                more.setdefault("chunk_bytes", self._core.settings.chunk_bytes)
+                told = DeviceOrder(number=number, act=act, segment=segment, **more)
+                order = orders.add(told)
             except BaseException:
                 self._let_go(number)
                 raise
@@ -289,50 +300,7 @@ class Devices:
     # -------------------------------------------------------------- readers
     def reaches(self, peer: Peer, device: str) -> bool:
         """Say whether slabs of this node's device are handed to a peer that has it too."""
-        stock = self._core.table.tiers.get(Tier.DEVICE)
-        here = "" if stock is None else stock.row.device
-        return peer.unix and here == device and self.shares
-
-    def open(self, request: Open, peer: Peer) -> Reply:
-        """Hand a copy on the reader's device out.
-
-        Raises
-        ------
-        NotFound, Gone, Mismatch, DeadlineExceeded, DeviceError
-            When there is none, or what was shared was changed.
-        """
-        core = self._core
-        if not self.reaches(peer, request.device):
-            message = f"device {request.device} is not shared at this node; read from host memory"
-            raise NotFound(message, {"device": request.device})
-        held = core.acquire(request.generation, Tier.DEVICE)
-        handle = self.slab(held.copy.segment)
-        try:
-            until_s = now_s() + request.deadline_s
-            self._know(held, until_s, share=request.share)
-            fd = core.shelf.own(held.copy.segment).read_description()
-        except BaseException:
-            core.release(held)
-            raise
-        answer = Opened(
-            generation=request.generation,
-            index=held.replica.index,
-            nbytes=held.replica.nbytes,
-            mapped=True,
-            handle=handle,
-        )
-        return Reply(message=answer, fds=(fd,), done=lambda: core.release(held))
-
-    def _know(self, held: Reading, until_s: float, *, share: bool) -> None:
-        """Verify what others could have changed; learn the sums of what they will (rule 3)."""
-        copy, replica = held.copy, held.replica
-        if copy.exposed or (share and not replica.sums and replica.nbytes):
-            alone = self._core.shelf.alone(copy.segment)
-            sums = self.read(held, until_s)
-            with self._core.lock:
-                replica.sums = replica.sums or sums
-                copy.exposed = copy.exposed and not alone
-        copy.exposed = copy.exposed or share
+        return peer.unix and self.device == device and self.shares
 
     def read(
         self, held: Reading, until_s: float, *, fd: int = -1, into: Copy | None = None

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from tensorcast_dask.store.core import Core
     from tensorcast_dask.store.state.replicas import Filling, Replica
     from tensorcast_dask.tensors.ids import ClusterId, Generation, NodeId
-    from tensorcast_dask.tensors.messages import StoreSettings
+    from tensorcast_dask.tensors.messages import Location, StoreSettings
 
 __all__ = ["Disk", "measured", "open_disk"]
 
@@ -265,6 +265,9 @@ class Disk:
 
     def landing(self, wanted: Wanted) -> None:
         """Leave it to host memory, where sums and index come together."""
+
+    def nearby(self, wanted: Wanted, location: Location, **_: object) -> None:
+        """Leave it to host memory."""
 
     def transient(self, generation: Generation) -> MemoryFile:
         """Read a replica into memory of nobody's tier: for one reader, closed after it.

@@ -2,8 +2,8 @@
 
 Rules:
 
-1. Every move within a node goes between a medium and host memory: `save` copies out of it,
-   `restore` into it. Each puts its copy into the table, verified, and takes it back whole when it fails.
+1. A move within a node goes between a medium and host memory: `save` copies out of it,
+   `restore` into it. From a neighbour `nearby` brings bytes without host memory. Each puts its copy into the table, verified, and takes it back whole when it fails.
 2. `close` is called under the store's lock and returns at once; all else may take its time.
 """
 
@@ -14,11 +14,15 @@ from typing import TYPE_CHECKING, Protocol
 from tensorcast_dask.store.state.replicas import Wanted
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tensorcast_dask.dataplane.fileranges import FileRange
     from tensorcast_dask.dataplane.segments import MemoryFile
+    from tensorcast_dask.dataplane.transports.base import Context, Source
+    from tensorcast_dask.store.records import Pulled
     from tensorcast_dask.store.state.replicas import Filling, Replica
     from tensorcast_dask.tensors.ids import Generation
-    from tensorcast_dask.tensors.messages import Tier
+    from tensorcast_dask.tensors.messages import Location, Tier
 
 __all__ = ["Landing", "Medium", "wanted_of"]
 
@@ -39,6 +43,10 @@ class Landing(Protocol):
 
     def settle(self, chunk: int) -> None:
         """Take note that a chunk is there and verified."""
+        ...
+
+    def direct(self) -> Callable[[Location, Generation, Context], Source] | None:
+        """Give what opens a source whose chunks come here without a place; None without one."""
         ...
 
     def give_up(self, chunk: int) -> None:
@@ -75,6 +83,17 @@ class Medium(Protocol):
 
     def landing(self, wanted: Wanted) -> Landing | None:
         """Give what takes the chunks of a pull straight; None: they come by host memory."""
+        ...
+
+    def nearby(
+        self,
+        wanted: Wanted,
+        location: Location,
+        *,
+        source_generation: Generation,
+        context: Context,
+    ) -> Pulled | None:
+        """Copy what a holder of this host has, without host memory; None without such a way."""
         ...
 
     def sums(self, generation: Generation) -> bytes:

@@ -2,11 +2,12 @@
 
 Rules:
 
-1. The order: here already; another tier of this node; another node of this host, shared;
-   any other holder, by chunks.
+1. The order: here already; what a neighbour has on the same device, copied there; another tier
+   of this node; another node of this host, shared; any other holder, by chunks.
 2. One generation comes into one tier once at a time; who wants it meanwhile waits.
 3. Within a node every way leads through host memory; a copy there that nobody asked for goes
-   again. From other hosts chunks land where they are wanted, where the tier takes them.
+   again. From other hosts, and over UCX from other devices of this one, chunks land where they
+   are wanted, where the tier takes them.
 4. A way that fails is left for the next one; the last error is the task's.
 """
 
@@ -32,7 +33,8 @@ from tensorcast_dask.store.core import now_s
 from tensorcast_dask.store.flights import Flights
 from tensorcast_dask.store.jobs import Once
 from tensorcast_dask.store.pulls import PullRun
-from tensorcast_dask.store.sharing import Pulled, share
+from tensorcast_dask.store.records import Pulled
+from tensorcast_dask.store.sharing import share
 from tensorcast_dask.store.state.replicas import Life, Wanted
 from tensorcast_dask.store.state.tiers import FROM_HOST
 from tensorcast_dask.store.targets import Target
@@ -179,12 +181,11 @@ class Movers:
         if self._holds(order.generation, order.tier):
             return _HERE
         medium = self._medium(order.tier)
-        if self._comes_from_afar(order):
-            wanted = self._wanted(order, job, order.tier)
-            landing = medium.landing(wanted)
-            if landing is not None:
-                sources = self._sources(order)
-                return self._pull(order, sources, wanted, landing, job)
+        straight = self._nearby(order, medium, job) or self._straight(
+            order, medium, job
+        )
+        if straight is not None:
+            return straight
         # Host memory may be where somebody else wants it at the same time (rule 2).
         brought = self._once.run(
             (order.generation, Tier.HOST),
@@ -200,14 +201,52 @@ class Movers:
         most_bytes = max(nbytes, brought.moved_bytes)
         return msgspec.structs.replace(brought, moved_bytes=most_bytes)
 
-    def _comes_from_afar(self, order: DoPull) -> bool:
-        """Say whether all its bytes come from other hosts, and to nobody else here."""
-        if not self._mappable(order) or self._once.runs((order.generation, Tier.HOST)):
-            return False
-        if order.generation in self._core.table.replicas:
-            return False
+    def _nearby(self, order: DoPull, medium: Medium, job: Job) -> Pulled | None:
+        """Copy what a neighbour has in the same tier, without host memory, where that can be."""
+        for location in self._sources(order):
+            same_host = location.card.host == self._identity.card.host
+            if not same_host or location.tier is not order.tier:
+                continue
+            try:
+                found = medium.nearby(
+                    self._wanted(order, job, order.tier),
+                    location,
+                    source_generation=order.source_generation or order.generation,
+                    context=self._context(job.until_s),
+                )
+            except AlreadyExists:
+                raise
+            except TensorCastError as error:
+                logger.info("copying %d nearby failed: %s", order.generation, error)
+            else:
+                if found is not None:
+                    return found
+        return None
+
+    def _straight(self, order: DoPull, medium: Medium, job: Job) -> Pulled | None:
+        """Pull to where it is wanted, without host memory, where that is best."""
+        comes = self._once.runs((order.generation, Tier.HOST))
+        known = comes or order.generation in self._core.table.replicas
+        if known or not self._mappable(order):
+            return None
+        wanted = self._wanted(order, job, order.tier)
+        landing = medium.landing(wanted)
+        if landing is None:
+            return None
         here, sources = self._identity.card.host, self._sources(order)
-        return bool(sources) and all(at.card.host != here for at in sources)
+        if sources and all(at.card.host != here for at in sources):
+            return self._pull(order, sources, wanted, landing, job)
+        lined = tuple(at for at in sources if _has_lane(at))
+        if not lined or landing.direct() is None or self._core.settings.ucx == "off":
+            return None
+        try:
+            return self._pull(order, lined, wanted, landing, job)
+        except AlreadyExists:
+            raise
+        except TensorCastError as error:
+            logger.warning("pulling %d straight failed: %s", order.generation, error)
+            job.check()
+            return None
 
     def _to_host(self, order: DoPull, job: Job) -> Pulled:
         if self._holds(order.generation, Tier.HOST):
@@ -345,3 +384,8 @@ class Movers:
             )
 
         return arrived
+
+
+def _has_lane(location: Location) -> bool:
+    """Say whether a holder's device may be reached over UCX by more than TCP."""
+    return location.tier is Tier.DEVICE and location.card.ucx[:1] not in {(), ("tcp",)}

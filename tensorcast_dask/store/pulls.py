@@ -8,8 +8,9 @@ Rules:
 3. Whatever way it ends, the reservation is committed or taken back, every connection is
    closed, and every lane has ended.
 4. Where both ends have UCX and the settings allow it lanes go over it, never beside TLS: UCX
-   has none. A failure of UCX is told to the catalog, and sends this pull's source back to
-   TCP: it costs a retry, no more.
+   has none; from device to device where both have the bytes there. A way that fails is told to
+   the catalog, and sends this pull's source to the next one, at last TCP: it costs a retry,
+   no more.
 """
 
 from __future__ import annotations
@@ -19,21 +20,23 @@ import logging
 import queue
 import threading
 from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from tensorcast_dask.dataplane import faults
 from tensorcast_dask.dataplane.memory import DEFAULT_THREADS
 from tensorcast_dask.dataplane.transports.base import Context, Work, open_source
 from tensorcast_dask.exceptions import (
+    AbsentError,
     InvalidArgument,
     PeerLost,
     ReachError,
     TensorCastError,
 )
 from tensorcast_dask.store.core import now_s
-from tensorcast_dask.store.records import digest_of_index
-from tensorcast_dask.store.sharing import Pulled, anyone
+from tensorcast_dask.store.records import Pulled, digest_of_index
+from tensorcast_dask.store.sharing import anyone
+from tensorcast_dask.store.sides import UCX, Lane, Side, sockets_to, ways_to
 from tensorcast_dask.store.state import pull
 from tensorcast_dask.tensors.checksums import encode_sums
 from tensorcast_dask.tensors.messages import Fault, Location
@@ -61,34 +64,6 @@ _MOST_LANES: Final = 4
 _RESERVE_S: Final = 60.0
 #: One line fills the memory bus while another's chunk is verified; each costs 20 ms to open.
 _UCX_LANES: Final = 2
-
-
-# ------------------------------------------------------------------ lanes
-@dataclass(eq=False, slots=True)
-class _Lane:
-    """One connection to one source."""
-
-    source: _Side
-    thread: threading.Thread | None = None
-    connection: Source | None = None
-    #: Chunks given to it and not handed over.
-    owes: deque[int] = field(default_factory=deque)
-    stolen: bool = False
-
-
-@dataclass(eq=False, slots=True)
-class _Side:
-    """One source: its lanes and what is to be asked of it."""
-
-    number: int
-    location: Location
-    #: How its lanes connect.
-    scheme: str
-    #: Chunks to ask for; None ends a lane.
-    todo: queue.SimpleQueue[int | None] = field(default_factory=queue.SimpleQueue)
-    lanes: list[_Lane] = field(default_factory=list)
-    closing: bool = False
-    error: TensorCastError | None = None
 
 
 class PullRun:
@@ -146,14 +121,16 @@ class PullRun:
             stall_s=settings.stall_s,
             deadline_s=context.until_s or now_s() + 3600.0,
         )
+        ucx = settings.ucx != "off" and self._context.credentials.tls is None
+        device = landing.direct() is not None
         self._sides = [
-            _Side(number, anyone(location), self._scheme(location))
-            for number, location in enumerate(sources)
+            Side(n, anyone(one), ways_to(one, ucx=ucx, device=device))
+            for n, one in enumerate(sources)
         ]
         #: How the bytes of each source came; why UCX was left.
         self._via: dict[int, str] = {}
         self._left = ""
-        self._lanes: list[_Lane] = []
+        self._lanes: list[Lane] = []
         self._events: queue.SimpleQueue[pull.Event] = queue.SimpleQueue()
         #: Guards lanes and sides.
         self._lock = threading.Lock()
@@ -255,15 +232,15 @@ class PullRun:
                     self._steal(self._sides[instruction.source], instruction.chunk)
                 case pull.Leave():
                     logger.warning("source %d: %s", instruction.source, instruction.why)
-                    self._leave(self._sides[instruction.source])
+                    self._give_up(self._sides[instruction.source], instruction.why)
                 case pull.Finished() | pull.Failed():
                     self._outcome = instruction
 
-    def _ask_map(self, side: _Side) -> None:
+    def _ask_map(self, side: Side) -> None:
         def ask() -> None:
             source = None
             try:
-                source = self._open(side, _sockets(side.location))
+                source = self._open(side, sockets_to(side.location))
                 found = source.chunk_map()
             except TensorCastError as error:
                 self._events.put(
@@ -290,33 +267,29 @@ class PullRun:
             )
 
         if side.closing:  # lanes of the former attempt keep to their own side
-            side = self._sides[side.number] = _Side(
-                side.number, side.location, side.scheme
-            )
+            side = self._sides[side.number] = side.anew()
         _spawn(ask)
 
-    def _scheme(self, location: Location) -> str:
-        """Name the transport to a source."""
-        wanted = self._core.settings.ucx != "off" and location.card.ucx
-        plain = self._context.credentials.tls is None
-        return "ucx" if wanted and plain else _sockets(location)
-
-    def _connect(self, side: _Side) -> Source:
+    def _connect(self, side: Side) -> Source:
         """Open a lane's connection: over UCX where it can be had, else over sockets."""
-        if side.scheme == "ucx":
+        while (scheme := side.scheme) in UCX:
             try:
-                return self._open(side, "ucx")
-            except (InvalidArgument, ReachError) as error:
-                self._leave_ucx(side, error)
-        return self._open(side, _sockets(side.location))
+                return self._open(side, scheme)
+            except (AbsentError, InvalidArgument, ReachError) as error:
+                self._leave_way(side, scheme, error)
+        return self._open(side, scheme)
 
-    def _leave_ucx(self, side: _Side, error: TensorCastError) -> None:
-        side.scheme = _sockets(side.location)
-        node = side.location.card.node
-        self._left = f"{side.scheme} in place of UCX from node {node}: {error.message}"
-        logger.warning("pull of %d: %s", self._source_generation, self._left)
+    def _leave_way(self, side: Side, scheme: str, error: TensorCastError) -> None:
+        with self._lock:
+            left = side.leave(scheme, error.message)
+            self._left = left or self._left
+        if left:
+            logger.warning("pull of %d: %s", self._source_generation, left)
 
-    def _open(self, side: _Side, scheme: str) -> Source:
+    def _open(self, side: Side, scheme: str) -> Source:
+        direct = self._target.direct() if scheme == "device" else None
+        if direct is not None:
+            return direct(side.location, self._source_generation, self._context)
         return open_source(
             side.location,
             self._source_generation,
@@ -324,7 +297,7 @@ class PullRun:
             context=self._context,
         )
 
-    def _fetch(self, side: _Side, chunk: int) -> None:
+    def _fetch(self, side: Side, chunk: int) -> None:
         if self._outcome is not None:  # the first refusal is the outcome
             return
         try:
@@ -334,17 +307,17 @@ class PullRun:
             return
         side.todo.put(chunk)
         with self._lock:
-            most = _UCX_LANES if side.scheme == "ucx" else self._lanes_each
+            most = _UCX_LANES if side.scheme in UCX else self._lanes_each
             needed = len(side.lanes) < min(most, self._lanes_each)
             idle = any(not lane.owes for lane in side.lanes)
             if not needed or (idle and side.todo.qsize() <= 1):
                 return
-            lane = _Lane(side)
+            lane = Lane(side)
             side.lanes.append(lane)
             self._lanes.append(lane)
             lane.thread = _spawn(lambda: self._run_lane(lane))
 
-    def _steal(self, side: _Side, chunk: int) -> None:
+    def _steal(self, side: Side, chunk: int) -> None:
         with self._lock:
             for lane in side.lanes:
                 if chunk in lane.owes:
@@ -355,7 +328,7 @@ class PullRun:
         # It is still in the queue, or has arrived: ask the lanes to give the queue back.
         self._requeue(side, chunk)
 
-    def _requeue(self, side: _Side, chunk: int) -> None:
+    def _requeue(self, side: Side, chunk: int) -> None:
         kept: list[int | None] = []
         with contextlib.suppress(queue.Empty):
             while True:
@@ -366,7 +339,13 @@ class PullRun:
             else:
                 side.todo.put(item)
 
-    def _leave(self, side: _Side) -> None:
+    def _give_up(self, side: Side, why: str) -> None:
+        """Leave a source for a while; a device that is silent may have a store that is not."""
+        if side.scheme == "device":
+            self._leave_way(side, "device", PeerLost(why))
+        self._leave(side)
+
+    def _leave(self, side: Side) -> None:
         """Close all lanes of a source; the last one to end reports it lost."""
         with self._lock:
             side.closing = True
@@ -387,7 +366,7 @@ class PullRun:
             until_s=self._context.until_s or now_s() + _RESERVE_S,
         )
 
-    def _settle(self, lane: _Lane, arrived: Arrived) -> None:
+    def _settle(self, lane: Lane, arrived: Arrived) -> None:
         """Report a verified chunk."""
         chunk = arrived.work.chunk
         self._target.settle(chunk)
@@ -407,7 +386,7 @@ class PullRun:
         self._progress(arrived.nbytes)
 
     # -------------------------------------------------------------- a lane's thread
-    def _run_lane(self, lane: _Lane) -> None:
+    def _run_lane(self, lane: Lane) -> None:
         error: TensorCastError | None = None
         try:
             while (chunk := lane.source.todo.get()) is not None:
@@ -423,7 +402,7 @@ class PullRun:
                 lane.connection.close()
         self._lane_ended(lane, error)
 
-    def _read(self, lane: _Lane, first: int) -> None:
+    def _read(self, lane: Lane, first: int) -> None:
         """Fetch a chunk, and those that follow while there are any."""
         given = deque([first])
         with self._lock:
@@ -451,14 +430,17 @@ class PullRun:
                 chunk = found
                 with self._lock:
                     lane.owes.append(chunk)
+            if straight:
+                return Work(chunk, None)
             return Work(chunk, self._target.place(chunk, self._planner.length(chunk)))
 
         assert lane.connection is not None, "store: a lane reads when it is connected"
+        straight = lane.scheme == "device"
         for arrived in lane.connection.read_chunks(work):
             faults.point("copy.arrived", detail=self._wanted.id)
             self._settle(lane, arrived)
 
-    def _lane_ended(self, lane: _Lane, error: TensorCastError | None) -> None:
+    def _lane_ended(self, lane: Lane, error: TensorCastError | None) -> None:
         side = lane.source
         with self._lock:
             side.lanes.remove(lane)
@@ -476,14 +458,14 @@ class PullRun:
                 self._events.put(pull.Dropped(source=side.number, chunk=chunk))
             return
         if error is not None and not side.closing:
-            if side.scheme == "ucx" and isinstance(error, ReachError):
-                self._leave_ucx(side, error)
+            if lane.scheme in UCX and isinstance(error, ReachError):
+                self._leave_way(side, lane.scheme, error)
             self._leave(side)
         current = self._sides[side.number] is side
         if last and current and (side.error is not None or side.closing):
             self._report_lost(side)
 
-    def _report_lost(self, side: _Side) -> None:
+    def _report_lost(self, side: Side) -> None:
         with contextlib.suppress(queue.Empty):
             while True:
                 side.todo.get_nowait()
@@ -496,11 +478,6 @@ class PullRun:
                 for_ever=bool(error.data.get("damaged")) or not error.retryable,
             )
         )
-
-
-def _sockets(location: Location) -> str:
-    """Name the plain transport to a source: one without a data port is on this host."""
-    return "tcp" if location.card.data_port else "unix"
 
 
 def lanes_for(cores: int) -> int:

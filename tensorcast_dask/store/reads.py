@@ -41,7 +41,7 @@ from tensorcast_dask.tensors.messages import (
 )
 
 if TYPE_CHECKING:
-    from tensorcast_dask.store.devices import Devices
+    from tensorcast_dask.store.device_reads import DeviceReads
     from tensorcast_dask.store.movers import Movers
     from tensorcast_dask.store.sums import Sums
     from tensorcast_dask.tensors.ids import Generation
@@ -65,12 +65,12 @@ class Reads:
         Chunk sums.
     movers : Movers
         Brings what lies in another tier of this node into memory.
-    devices : Devices
+    devices : DeviceReads
         Hands copies on a device out.
     """
 
     def __init__(
-        self, core: Core, *, sums: Sums, movers: Movers, devices: Devices
+        self, core: Core, *, sums: Sums, movers: Movers, devices: DeviceReads
     ) -> None:
         self._core = core
         self._devices = devices

@@ -1,9 +1,11 @@
-"""How a store describes its replicas to the catalog."""
+"""How a store describes its replicas, and what it did, to the catalog."""
 
 from __future__ import annotations
 
 import hashlib
 from typing import TYPE_CHECKING, Final
+
+import msgspec
 
 from tensorcast_dask.tensors.checksums import content_digest, decode_sums
 from tensorcast_dask.tensors.ids import NodeId
@@ -13,9 +15,22 @@ if TYPE_CHECKING:
     from tensorcast_dask.store.state.replicas import Replica
     from tensorcast_dask.tensors.messages import Tier
 
-__all__ = ["NO_NODE", "digest_of_index", "ready_of", "record_of"]
+__all__ = ["NO_NODE", "Pulled", "digest_of_index", "ready_of", "record_of"]
 
 NO_NODE: Final = NodeId("")
+
+
+class Pulled(msgspec.Struct, frozen=True, kw_only=True):
+    """What a pull did."""
+
+    moved_bytes: int
+    via: str
+    sources: tuple[NodeId, ...]
+    #: Bytes from each of them, and in what time; of copies over a line, or on a device.
+    shares: tuple[int, ...] = ()
+    seconds: float = 0.0
+    #: Why a better way was left.
+    left: str = ""
 
 
 def digest_of_index(index: bytes) -> str:

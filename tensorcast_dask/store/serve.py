@@ -15,6 +15,7 @@ from tensorcast_dask.dataplane.transports.ucx_serving import UcxServing
 from tensorcast_dask.exceptions import (
     InvalidArgument,
 )
+from tensorcast_dask.store.device_reads import DeviceReads
 from tensorcast_dask.store.puts import Puts
 from tensorcast_dask.store.reads import Reads
 from tensorcast_dask.store.repeats import once
@@ -39,11 +40,13 @@ from tensorcast_dask.tensors.messages import (
     Mutating,
     NextOrder,
     Open,
+    OrderOver,
     Part,
     Proof,
     ReadChunk,
     ReadRanges,
     Reserve,
+    SendSlab,
     SessionIn,
     State,
     StateAsked,
@@ -91,8 +94,10 @@ _OfBytes: TypeAlias = (
     | ReadChunk
     | ReadRanges
     | UcxOpen
+    | SendSlab
     | AttachDevice
     | NextOrder
+    | OrderOver
     | ChunkMapAsked
     | SumsAsked
     | StateAsked
@@ -145,7 +150,8 @@ class Requests:
         self._ends = ends
         self._state = state
         self._puts = Puts(core, sums, devices=devices)
-        self._reads = Reads(core, sums=sums, movers=movers, devices=devices)
+        self._device_reads = DeviceReads(core, devices, ucx)
+        self._reads = Reads(core, sums=sums, movers=movers, devices=self._device_reads)
         self._ucx = UcxServing(allowed=ucx)
 
     def handle(self, request: StoreRequest, payload: Payload, peer: Peer) -> Reply:
@@ -165,7 +171,7 @@ class Requests:
                 return self._puts.handle(request, payload, peer)
             case Open() | ReadChunk() | ReadRanges():
                 return self._reads.handle(request, peer)
-            case UcxOpen() | AttachDevice() | NextOrder():
+            case UcxOpen() | SendSlab() | AttachDevice() | NextOrder() | OrderOver():
                 return self._drive(request, peer)
             case ChunkMapAsked() | SumsAsked():
                 if isinstance(request, SumsAsked):
@@ -188,9 +194,15 @@ class Requests:
             case _:
                 assert_never(request)
 
-    def _drive(self, request: UcxOpen | AttachDevice | NextOrder, peer: Peer) -> Reply:
+    def _drive(
+        self,
+        request: UcxOpen | SendSlab | AttachDevice | NextOrder | OrderOver,
+        peer: Peer,
+    ) -> Reply:
         if isinstance(request, UcxOpen):
             return self._ucx.open(request, peer)
+        if isinstance(request, SendSlab):
+            return self._device_reads.send(request, peer)
         if not peer.unix:
             message = "a device is driven from this host, over the unix socket"
             raise InvalidArgument(message)

@@ -17,28 +17,15 @@ import msgspec
 from tensorcast_dask.dataplane.transports.base import Context, open_source
 from tensorcast_dask.exceptions import TensorCastError
 from tensorcast_dask.store.core import check_filled, now_s
-from tensorcast_dask.store.records import digest_of_index
-from tensorcast_dask.tensors.ids import Generation, Incarnation, NodeId
+from tensorcast_dask.store.records import Pulled, digest_of_index
+from tensorcast_dask.tensors.ids import Generation, Incarnation
 from tensorcast_dask.tensors.messages import Location
 
 if TYPE_CHECKING:
     from tensorcast_dask.store.core import Core
     from tensorcast_dask.store.state.replicas import Wanted
 
-__all__ = ["Pulled", "anyone", "share"]
-
-
-class Pulled(msgspec.Struct, frozen=True, kw_only=True):
-    """What a pull did."""
-
-    moved_bytes: int
-    via: str
-    sources: tuple[NodeId, ...]
-    #: Bytes from each of them, and in what time; of copies over a line.
-    shares: tuple[int, ...] = ()
-    seconds: float = 0.0
-    #: Why a better way was left.
-    left: str = ""
+__all__ = ["anyone", "share"]
 
 
 def anyone(location: Location) -> Location:

@@ -18,8 +18,13 @@ from tensorcast_dask.dataplane.fileranges import FileRange
 from tensorcast_dask.tensors.checksums import chunk_count
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tensorcast_dask.dataplane.transports.base import Context, Source
     from tensorcast_dask.store.core import Core, Reading
     from tensorcast_dask.store.state.replicas import Filling, Wanted
+    from tensorcast_dask.tensors.ids import Generation
+    from tensorcast_dask.tensors.messages import Location
 
 __all__ = ["Target"]
 
@@ -83,6 +88,10 @@ class Target:
         with self._lock:
             assert self._filling.have is not None, "store: a pull without a chunk map"
             self._filling.have[chunk >> 3] |= 1 << (chunk & 7)
+
+    def direct(self) -> Callable[[Location, Generation, Context], Source] | None:
+        """Give none: every chunk has a place."""
+        return None
 
     def give_up(self, chunk: int) -> None:
         """Do nothing: its place stays its own."""

@@ -116,6 +116,7 @@ class DeviceCare:
             ordinal=node.device_number,
             turn=0 if "CUDA_VISIBLE_DEVICES" in os.environ else self._turn,
             memory=node.device_memory,
+            ucx=settings.ucx != "off",
         )
         found = await asyncio.to_thread(self._launch, told, settings.start_timeout_s)
         news.device_attends(found)

@@ -535,6 +535,7 @@ class CatalogStub:
         *sources: NodeCard,
         deadline_s: float = 20.0,
         tier: Tier = Tier.HOST,
+        held_in: Tier = Tier.HOST,
     ) -> int:
         """Have a node begin to pull a generation from others; the task."""
         known = [self.link(card.node).hello.card for card in sources]
@@ -547,7 +548,7 @@ class CatalogStub:
                 version=Version(1),
                 nbytes=nbytes,
                 tier=tier,
-                sources=tuple(Location(card=card, tier=Tier.HOST) for card in known),
+                sources=tuple(Location(card=card, tier=held_in) for card in known),
                 deadline_s=deadline_s,
             ),
         )

@@ -36,6 +36,7 @@ from tensorcast_dask.exceptions import (
 )
 from tensorcast_dask.store.core import Core, now_s
 from tensorcast_dask.store.device_media import media_of
+from tensorcast_dask.store.device_reads import DeviceReads
 from tensorcast_dask.store.devices import Devices
 from tensorcast_dask.store.machine import Machine
 from tensorcast_dask.store.shelf import Shelf
@@ -118,6 +119,7 @@ class TierMachine(RuleBasedStateMachine):
         self.devices = Pumped(self.core)
         self.devices.pump = self.pump
         self.devices.media = media_of(self.devices, self.core)
+        self.reads = DeviceReads(self.core, self.devices, lambda: False)
         self.bytes: dict[Generation, bytes] = {}
         #: Copies on the device that a program has written to.
         self.spoilt: set[Generation] = set()
@@ -352,7 +354,7 @@ class TierMachine(RuleBasedStateMachine):
             share=share,
         )
         try:
-            reply = self.devices.open(request, self.process.peer)
+            reply = self.reads.open(request, self.process.peer)
         except Mismatch:
             assert generation in self.spoilt
             self.forget(generation)

@@ -10,8 +10,9 @@ Rules:
 2. Copies are carried out by one thread of the process that asked for them, over its own map
    of the slab: near the speed of memcpy, and as with CUDA the queue dies with its process.
    (In the helper they would need `process_vm_readv`, at half the speed.)
-3. Nobody but that thread learns where the map is. An address of this module is one that no
-   machine maps: host code that follows it ends at once, not later.
+3. Nobody but that thread learns where the map is, and UCX, which reaches memory of every kind
+   and is told of which it is. An address of this module is one that no machine maps: host
+   code that follows it ends at once, not later.
 4. New memory is full of junk.
 5. With `:pool` in its setting a process's memory cannot be exported, as that of
    cudaMallocAsync and of torch's expandable segments cannot.
@@ -39,7 +40,7 @@ import msgspec
 
 from tensorcast_dask.dataplane import faults, hosts, memory
 from tensorcast_dask.dataplane.devices import emulated_process as wire
-from tensorcast_dask.dataplane.devices.base import Exported
+from tensorcast_dask.dataplane.devices.base import Exported, Side
 from tensorcast_dask.dataplane.devices.engine import Engine, Work
 from tensorcast_dask.dataplane.maps import SharedMap
 from tensorcast_dask.dataplane.sockets import close_fds
@@ -55,9 +56,9 @@ from tensorcast_dask.exceptions import (
 from tensorcast_dask.tensors.devices import DeviceId, DeviceSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-    from tensorcast_dask.dataplane.devices.base import Copy, Memory, Side
+    from tensorcast_dask.dataplane.devices.base import Copy, Memory
     from tensorcast_dask.dataplane.devices.engine import Scheduler
 
 __all__ = ["EmulatedArray", "EmulatedDriver", "find", "open_driver"]
@@ -82,17 +83,31 @@ class EmulatedArray:
         Where in it.
     keep : object
         Kept alive too.
+    find : callable
+        Gives the address of what it lies in, in this process.
     """
 
     def __init__(
-        self, owner: Memory, offset: int, nbytes: int, keep: object = None
+        self,
+        owner: Memory,
+        offset: int,
+        nbytes: int,
+        *,
+        keep: object,
+        find: Callable[[Side], int],
     ) -> None:
         self.memory = owner
+        self._find = find
         #: Where it is to the driver.
         self.address = owner.address + offset
         self._keep = keep
         self.offset = offset
         self.nbytes = nbytes
+
+    @property
+    def ucx_memory(self) -> tuple[int, str]:
+        """Where it is to UCX in this process, and what kind of memory that is (rule 3)."""
+        return self._find(Side(on_device=True, address=self.address)), "host"
 
     def _refuse(self, *_: object, **__: object) -> NoReturn:
         message = f"the array lies on {self.memory.device}: copy it to the host first"
@@ -244,7 +259,7 @@ class EmulatedDriver:
 
     def wrap(self, memory: Memory, offset: int, nbytes: int, keep: object) -> object:
         """Make an array that only `copy` can read."""
-        return EmulatedArray(memory, offset, nbytes, keep)
+        return EmulatedArray(memory, offset, nbytes, keep=keep, find=self._resolve)
 
     def list(self) -> tuple[int, int]:
         """Total and free bytes."""

@@ -4,7 +4,8 @@ Rules:
 
 1. Orders are carried out one at a time, in the order in which they were given: what frees a
    slab comes before what needs its room, and nothing is written to a slab that was given to
-   somebody else meanwhile.
+   somebody else meanwhile. What waits for another node (`Act.beside`) begins in its turn and
+   holds nobody up: two nodes may wait for each other. Its leases keep its slab.
 2. Every order ends once: done, refused, or lost with the process. Nobody waits for ever.
 3. An order that is under way cannot be taken back; one that still waits can.
 """
@@ -45,10 +46,13 @@ class Orders:
         self.attached = False
         self._waiting: deque[Order] = deque()
         self._under_way: Order | None = None
+        #: Those that others do not wait for, by their number.
+        self._beside: dict[int, Order] = {}
         self._count = 0
 
     def __len__(self) -> int:
-        return len(self._waiting) + (self._under_way is not None)
+        waiting = len(self._waiting) + len(self._beside)
+        return waiting + (self._under_way is not None)
 
     def number(self) -> int:
         """Mint the number of the next order."""
@@ -74,22 +78,29 @@ class Orders:
         """Take the next order, once the one before has ended."""
         if self._under_way is not None or not self._waiting:
             return None
-        self._under_way = self._waiting.popleft()
-        return self._under_way
+        order = self._waiting.popleft()
+        if order.told.act.beside:
+            self._beside[order.told.number] = order
+        else:
+            self._under_way = order
+        return order
 
     def ended(self, how: OrderEnded) -> Order:
-        """Take the outcome of the order that is under way.
+        """Take the outcome of an order that is under way.
 
         Raises
         ------
         InvalidArgument
             When it is not.
         """
-        order = self._under_way
-        if order is None or order.told.number != how.number:
-            message = f"order {how.number} is not under way; attach again"
-            raise InvalidArgument(message)
-        self._under_way, order.outcome = None, how
+        order = self._beside.pop(how.number, None)
+        if order is None:
+            order = self._under_way
+            if order is None or order.told.number != how.number:
+                message = f"order {how.number} is not under way; attach again"
+                raise InvalidArgument(message)
+            self._under_way = None
+        order.outcome = how
         return order
 
     def take_back(self, order: Order) -> bool:
@@ -103,8 +114,9 @@ class Orders:
         """End all orders: the process is gone; return them."""
         self.attached = False
         lost = [] if self._under_way is None else [self._under_way]
-        lost += self._waiting
+        lost += [*self._beside.values(), *self._waiting]
         self._under_way = None
+        self._beside.clear()
         self._waiting.clear()
         for order in lost:
             fault = Fault.of(DeviceError(why))

@@ -36,6 +36,7 @@ from tensorcast_dask.tensors.messages.devices import (
     DeviceTold,
     NextOrder,
     OrderEnded,
+    OrderOver,
 )
 from tensorcast_dask.tensors.messages.instances import (
     REPAIRS,
@@ -221,6 +222,7 @@ from tensorcast_dask.tensors.messages.store import (
     Refused,
     Reserve,
     Reserved,
+    SendSlab,
     State,
     StateAsked,
     StoreReply,
@@ -351,6 +353,7 @@ __all__ = [
     "OperationAsked",
     "OperationState",
     "OrderEnded",
+    "OrderOver",
     "Owner",
     "Part",
     "PartAsked",
@@ -388,6 +391,7 @@ __all__ = [
     "RunStatus",
     "SaveFile",
     "Seen",
+    "SendSlab",
     "SessionIn",
     "SessionOpen",
     "SessionOut",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from tensorcast_dask.tensors.ids import RequestId
+from tensorcast_dask.tensors.ids import Generation, RequestId
 from tensorcast_dask.tensors.messages.shared import Fault, Message, NodeCard, Wire
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "DeviceTold",
     "NextOrder",
     "OrderEnded",
+    "OrderOver",
 ]
 
 
@@ -29,6 +30,17 @@ class Act(StrEnum):
     CHECK = "check"  # read a slab, for its sums
     PIN = "pin"  # register a memory file with the device
     UNPIN = "unpin"
+    COPY = "copy"  # memory of others on this device -> slab
+    SEND = (
+        "send"  # slab -> another node's device, over the connection that comes with it
+    )
+    RECEIVE = "receive"  # one chunk from there -> slab
+    HANG_UP = "hang up"  # end such a line
+
+    @property
+    def beside(self) -> bool:
+        """Whether others are carried out meanwhile: it waits for another node."""
+        return self in (Act.SEND, Act.RECEIVE)
 
 
 class AttachDevice(Message, frozen=True, kw_only=True):
@@ -44,6 +56,8 @@ class AttachDevice(Message, frozen=True, kw_only=True):
     grain_bytes: int
     #: Whether other processes can open its slabs.
     shares: bool
+    #: Lanes that its UCX has, as in `NodeCard.ucx`; () where it is off or not installed.
+    ucx: tuple[str, ...] = ()
 
 
 class OrderEnded(Wire, frozen=True, kw_only=True):
@@ -54,6 +68,8 @@ class OrderEnded(Wire, frozen=True, kw_only=True):
     handle: bytes = b""
     #: xxh3_64 of each chunk that went by, little-endian.
     sums: bytes = b""
+    #: How the bytes came from another node: "ucx:cma".
+    via: str = ""
 
 
 class NextOrder(Message, frozen=True, kw_only=True):
@@ -63,10 +79,20 @@ class NextOrder(Message, frozen=True, kw_only=True):
     ended: OrderEnded | None = None
 
 
-class DeviceOrder(Message, frozen=True, kw_only=True):
-    """One thing to do, with a description of the memory file that it concerns.
+class OrderOver(Message, frozen=True, kw_only=True):
+    """An order that was carried out beside the others (`Act.beside`) is over. Answer: `Done`.
 
-    Orders are carried out one after the other.
+    It comes over another connection of the same process than `NextOrder`.
+    """
+
+    rid: RequestId
+    ended: OrderEnded
+
+
+class DeviceOrder(Message, frozen=True, kw_only=True):
+    """One thing to do, with a description of the memory file, or socket, that it concerns.
+
+    Orders are carried out one after the other, but for those that wait for another node.
     """
 
     number: int
@@ -81,6 +107,17 @@ class DeviceOrder(Message, frozen=True, kw_only=True):
     #: The host segment of a fill that is pinned already, or a ring (below 0), and where in it.
     pinned: int = 0
     pinned_at: int = 0
+    #: Of a copy: what is opened, and spans as in `Opened.slabs`.
+    handles: tuple[bytes, ...] = ()
+    spans: bytes = b""
+    #: Of a chunk: the line that it comes over, and what the holder calls its bytes. The first
+    #: order of a line brings the connection.
+    line: int = 0
+    generation: Generation = Generation(0)
+    #: Take UCX also where it has no better lane than TCP.
+    any_lane: bool = False
+    #: The longest silence of the other node.
+    stall_s: float = 0.0
 
 
 class DeviceStart(Wire, frozen=True, kw_only=True):
@@ -95,6 +132,8 @@ class DeviceStart(Wire, frozen=True, kw_only=True):
     turn: int = 0
     #: Bytes that the store may take, or a share below 1.
     memory: float
+    #: Whether UCX may be used: it is loaded at the start.
+    ucx: bool = False
 
 
 class DeviceTold(Wire, frozen=True, kw_only=True):

@@ -166,6 +166,10 @@ class Lend(Message, frozen=True, kw_only=True):
     #: False: some entries are not where `spans` could say.
     whole: bool = True
     labels: dict[str, str] = {}
+    #: Memory on a device: its UUID, and handles and spans as in `Opened.slabs`.
+    device: str = ""
+    slabs: tuple[bytes, ...] = ()
+    slab_spans: bytes = b""
 
 
 class Mutating(Message, frozen=True, kw_only=True):

@@ -19,6 +19,7 @@ from tensorcast_dask.tensors.messages.devices import (
     AttachDevice,
     DeviceOrder,
     NextOrder,
+    OrderOver,
 )
 from tensorcast_dask.tensors.messages.instances import (
     Attach,
@@ -79,6 +80,7 @@ __all__ = [
     "Refused",
     "Reserve",
     "Reserved",
+    "SendSlab",
     "State",
     "StateAsked",
     "StoreReply",
@@ -330,6 +332,19 @@ class UcxOpened(Message, frozen=True, kw_only=True):
     piece_bytes: int
 
 
+class SendSlab(Message, frozen=True, kw_only=True):
+    """A node wants a copy that lies on the device, on its own device.
+
+    Answer: `ChunkMap`, with all sums. From then on the connection is that of both nodes' device
+    processes: the reader's says `UcxOpen`, then `ReadChunk` for chunk after chunk, until it
+    hangs up. NotFound, Gone where there is no such copy; InvalidArgument where the
+    node's device process has no UCX or may not use it.
+    """
+
+    rid: RequestId
+    generation: Generation
+
+
 class SumsAsked(Message, frozen=True, kw_only=True):
     """Chunk sums, computed now where they are not known. Answer: `ChunkMap`."""
 
@@ -493,8 +508,10 @@ StoreRequest: TypeAlias = (
     | ReadChunk
     | ReadRanges
     | UcxOpen
+    | SendSlab
     | AttachDevice
     | NextOrder
+    | OrderOver
     | SumsAsked
     | StateAsked
     | Adopt

@@ -61,3 +61,19 @@ def test_the_end_of_the_process_ends_every_order_and_refuses_new_ones() -> None:
     with pytest.raises(DeviceError):
         add(orders)
     assert len(orders) == 0
+
+
+def test_what_waits_for_another_node_holds_nobody_up_and_ends_when_it_does() -> None:
+    orders = attached()
+    send, fill, receive = (
+        add(orders, act) for act in (Act.SEND, Act.FILL, Act.RECEIVE)
+    )
+    assert [orders.next(), orders.next(), orders.next()] == [send, fill, None]
+    assert orders.ended(OrderEnded(number=2)) is fill
+    assert orders.next() is receive
+    assert len(orders) == 2
+    assert orders.ended(OrderEnded(number=1)) is send
+    with pytest.raises(InvalidArgument):
+        orders.ended(OrderEnded(number=1))
+    assert not orders.take_back(receive)
+    assert orders.detach("it died") == [receive]

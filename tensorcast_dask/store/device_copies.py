@@ -1,0 +1,140 @@
+"""Copies on this node's device of what others have on the same device: made there.
+
+Rules:
+
+1. The holder is another node of this host, or a process that lends its memory by handle. The
+   device process opens the handle, and closes it after the copy; a tag that came with it is
+   open as long.
+2. The host sees no byte, so nothing is verified on the way: the copy counts as one that
+   others could have changed, and is verified before it is handed on.
+3. Memory that its owner may change counts when its stamp is the same after the copy.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from typing import TYPE_CHECKING, Final
+
+from tensorcast_dask.dataplane.channel import Channel, Prefer
+from tensorcast_dask.dataplane.transports.base import next_rid
+from tensorcast_dask.exceptions import Incomplete, NotFound, WrongPeer
+from tensorcast_dask.store.core import now_s
+from tensorcast_dask.store.records import Pulled, digest_of_index
+from tensorcast_dask.store.sharing import anyone
+from tensorcast_dask.tensors.messages import (
+    Act,
+    ChunkMap,
+    ChunkMapAsked,
+    Open,
+    Opened,
+)
+
+if TYPE_CHECKING:
+    from tensorcast_dask.dataplane.framing import Frame
+    from tensorcast_dask.dataplane.transports.base import Context
+    from tensorcast_dask.store.core import Core
+    from tensorcast_dask.store.devices import Devices
+    from tensorcast_dask.store.state.replicas import Wanted
+    from tensorcast_dask.tensors.ids import Generation
+    from tensorcast_dask.tensors.messages import Location
+
+__all__ = ["copied"]
+
+_SPAN: Final = struct.Struct("<QQQQ")
+#: How often content that its owner changes meanwhile is copied before it is given up.
+_STAMPS: Final = 10
+_PAUSE_S: Final = 0.02
+
+
+def copied(
+    core: Core,
+    devices: Devices,
+    wanted: Wanted,
+    location: Location,
+    *,
+    source_generation: Generation,
+    context: Context,
+) -> Pulled | None:
+    """Copy a holder's memory on this device; None where it has none there.
+
+    Raises
+    ------
+    TensorCastError
+        When the holder or the device does not do it; nothing has changed.
+    """
+    with Channel.connect(
+        anyone(location).card,
+        credentials=context.credentials,
+        prefer=Prefer.UNIX,
+        until_s=context.until_s,
+    ) as channel:
+        for _ in range(_STAMPS):
+            request = Open(
+                rid=next_rid(),
+                generation=source_generation,
+                deadline_s=context.deadline_s,
+                device=devices.device,
+            )
+            try:
+                frame = channel.call(request, expect=Opened, until_s=context.until_s)
+            except NotFound:
+                return None
+            try:
+                return _copied(core, devices, wanted, frame, channel)
+            except Incomplete:
+                time.sleep(_PAUSE_S)
+            finally:
+                frame.close()
+    message = f"the owner of {wanted.id!r} changes it all the time; read again later"
+    raise Incomplete(message)
+
+
+def _copied(
+    core: Core,
+    devices: Devices,
+    wanted: Wanted,
+    frame: Frame[Opened],
+    channel: Channel,
+) -> Pulled:
+    opened, started_s = frame.message, now_s()
+    until_s = wanted.deadline_s
+    if opened.nbytes != wanted.nbytes:
+        message = f"{channel.stream.peer} has {opened.nbytes} bytes of {wanted.id!r}, not {wanted.nbytes}"
+        raise WrongPeer(message)
+    asked = ChunkMapAsked(rid=next_rid(), generation=opened.generation)
+    filling = core.reserve(wanted, until_s=until_s)
+    try:
+        order = devices.order(
+            Act.COPY,
+            filling.copy.segment,
+            fd=frame.take_fd() if frame.fds else -1,
+            uses=[(wanted.generation, filling.copy)],
+            nbytes=wanted.nbytes,
+            handles=(opened.handle,) if opened.handle else opened.slabs,
+            spans=_SPAN.pack(0, 0, 0, wanted.nbytes) if opened.handle else opened.spans,
+        )
+        devices.wait(order, until_s)
+        told = channel.call(asked, expect=ChunkMap, until_s=until_s).message
+        if told.stamp != opened.stamp:
+            message = f"the owner of {wanted.id!r} changed it while it was copied"
+            raise Incomplete(message)  # noqa: TRY301 - undone below
+        filling.copy.exposed = True
+        same_cut = told.chunk_bytes == core.settings.chunk_bytes
+        core.commit(
+            wanted.generation,
+            wanted.tier,
+            index=opened.index,
+            index_digest=digest_of_index(opened.index),
+            sums=told.sums if same_cut else b"",
+        )
+    except BaseException:
+        core.abort(wanted.generation, wanted.tier)
+        raise
+    return Pulled(
+        moved_bytes=wanted.nbytes,
+        via="ipc",
+        sources=(channel.welcome.card.node,),
+        shares=(wanted.nbytes,),
+        seconds=now_s() - started_s,
+    )
