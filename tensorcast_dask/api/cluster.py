@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import tempfile
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any, Final
 import dask.config
 import distributed
 from dask.utils import parse_timedelta
+from distributed.deploy.cluster import Cluster
 
 from tensorcast_dask.config import Settings, Tree, merged
 from tensorcast_dask.dataplane import hosts
@@ -73,6 +75,8 @@ class LocalCluster(distributed.LocalCluster):
         **kwargs: Any,
     ) -> None:
         self._pid = os.getpid()
+        #: When workers that were lost are given up, by name.
+        self._lost: dict[Any, asyncio.TimerHandle] = {}
         self._disk: tempfile.TemporaryDirectory[str] | None = None
         arguments: Tree = {"node": {}}
         if host_memory is not None:
@@ -102,13 +106,27 @@ class LocalCluster(distributed.LocalCluster):
         )
 
     def _update_worker_status(self, op: str, msg: Any) -> None:
-        # After `lost-worker-timeout` (15 s) Dask ends the nanny of a worker that did not
-        # come back. On a busy machine a start takes longer, and the store that waits for
-        # the worker would be let go with all it holds.
-        key = "distributed.deploy.lost-worker-timeout"
-        patience_s = max(parse_timedelta(dask.config.get(key)), _PATIENCE_S)
-        with dask.config.set({key: patience_s}):
-            super()._update_worker_status(op, msg)  # type: ignore[no-untyped-call]
+        # Dask ends the nanny of a worker that is away `lost-worker-timeout` (15 s) after any
+        # loss, also an earlier one that it had come back from. On a busy machine a start takes
+        # longer, and the store that waits for the worker would be let go with all it holds: so
+        # a worker has longer here, counted from its last loss.
+        if op == "remove":
+            name = self.scheduler_info["workers"][msg]["name"]
+            if name in self._lost:
+                self._lost.pop(name).cancel()
+            key = "distributed.deploy.lost-worker-timeout"
+            patience_s = max(parse_timedelta(dask.config.get(key)), _PATIENCE_S)
+            loop = asyncio.get_running_loop()
+            self._lost[name] = loop.call_later(patience_s, self._give_up, name)
+        Cluster._update_worker_status(self, op, msg)  # type: ignore[no-untyped-call]  # noqa: SLF001
+
+    def _give_up(self, name: Any) -> None:
+        """End what looks after a worker that did not come back."""
+        del self._lost[name]
+        there = {one["name"] for one in self.scheduler_info["workers"].values()}
+        if name in self.workers and name not in there:
+            end = asyncio.ensure_future(self.workers.pop(name).close())
+            self._futures.add(end)
 
     @property
     def forked(self) -> bool:
@@ -120,6 +138,9 @@ class LocalCluster(distributed.LocalCluster):
         return None if self.forked else super().close(timeout)
 
     async def _close(self) -> None:
+        for timer in self._lost.values():
+            timer.cancel()
+        self._lost.clear()
         await super()._close()  # type: ignore[no-untyped-call]
         if self._disk is not None:
             self._disk.cleanup()

@@ -121,6 +121,11 @@ class NodePlugin(WorkerPlugin):
         serializers.install()
         try:
             await self._setup(worker)
+        except asyncio.CancelledError:  # the worker was interrupted before it was there
+            keeper = context.keeper_of(worker)
+            if keeper is not None:
+                await _leave(worker, keeper)
+            raise
         except Exception as error:  # rule 1
             self.failure = f"{type(error).__name__}: {error}"
             known = isinstance(error, TensorCastError | OSError)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -176,3 +178,25 @@ def test_adaptive_scaling_loses_nothing(run_dir: Path) -> None:
             for name, artifact in kept.items():
                 got = artifact.tensor(framework="numpy")
                 assert got.tobytes() == wanted[name].tobytes()
+
+
+def test_a_worker_is_given_up_by_its_last_loss_alone(run_dir: Path) -> None:
+    with tc.LocalCluster(
+        1, processes=False, host_memory="32 MiB", settings={"run-dir": str(run_dir)}
+    ) as cluster:
+        ((address, about),) = cluster.scheduler_info["workers"].items()
+
+        async def lose_and_find() -> asyncio.TimerHandle:
+            cluster._update_worker_status("remove", address)
+            cluster._update_worker_status("add", {"workers": {address: about}})
+            return cluster._lost[about["name"]]
+
+        first, last = cluster.sync(lose_and_find), cluster.sync(lose_and_find)
+        assert (first.cancelled(), last.cancelled()) == (True, False)
+        cluster.sync(lambda: _on_the_loop(last.cancel))
+        cluster.sync(lambda: _on_the_loop(cluster._give_up, about["name"]))
+        assert about["name"] in cluster.workers  # it is there
+
+
+async def _on_the_loop(function: Callable[..., object], *args: object) -> None:
+    function(*args)

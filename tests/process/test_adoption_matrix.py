@@ -189,6 +189,19 @@ def test_an_interrupted_worker_releases_its_store_which_ends_in_time(
     cluster.wait_for_nodes(0)
 
 
+def test_a_worker_that_is_interrupted_while_it_starts_releases_its_store_too(
+    cluster: Cluster,
+) -> None:
+    worker = cluster.start_worker(name="w", nanny=False)
+    (card,) = cluster.wait_for_stores(1, attended=False)
+    with stopped(cluster.scheduler.pid):  # the worker waits for the catalog's word
+        eventually(lambda: [one for one in cluster.stores() if one.worker], within_s=20)
+        worker.kill(signal.SIGINT)
+        worker.wait()
+    gone(cluster, card, within_s=SOON_S)
+    cluster.wait_for_nodes(0)
+
+
 def test_a_released_store_is_adopted_by_whoever_comes_in_time(cluster: Cluster) -> None:
     worker, card = one_worker(cluster, name="w", nanny=False)
     next_one = cluster.start_worker(name="next", nanny=False)

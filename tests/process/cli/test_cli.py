@@ -245,10 +245,11 @@ def test_top_fills_the_screen_until_it_is_interrupted(up: Commands) -> None:
         with contextlib.suppress(BlockingIOError, OSError):  # nothing yet; the end
             while more := os.read(screen, 1 << 16):
                 shown += more
-        return what in shown
+        assert what in shown, shown[-4000:]
+        return True
 
     try:
-        eventually(lambda: seen(b"nodes 2"), within_s=40, what="the first picture")
+        eventually(lambda: seen(b"nodes 2"), within_s=90, what="the first picture")
         assert b"\x1b[?1049h" in shown  # a screen of its own
         process.send_signal(signal.SIGINT)
         eventually(lambda: seen(b"\x1b[?1049l"), within_s=20, what="the old screen")
