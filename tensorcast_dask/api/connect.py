@@ -58,7 +58,7 @@ _DIAL_S: Final = 5.0
 
 
 def connect(
-    target: Any,
+    target: Any = None,
     *,
     install: bool = True,
     security: Any = None,
@@ -69,13 +69,14 @@ def connect(
 
     Parameters
     ----------
-    target : distributed.Client, cluster, or str
+    target : distributed.Client, cluster, or str, optional
         A client, anything a client can be made from (a cluster object), or the
-        scheduler's address.
+        scheduler's address. Without one: the address in TENSORCAST_SCHEDULER or
+        DASK_SCHEDULER_ADDRESS, else the cluster that `tensorcast up` runs on this machine.
     install : bool
         Whether to install the plugins where the scheduler has none.
     security : distributed.security.Security, optional
-        With an address: the certificates.
+        With an address: the certificates; by default those of Dask's configuration.
     asynchronous : bool
         With an address or cluster: whether the session's calls are awaited.
     deadline : float, optional
@@ -87,6 +88,8 @@ def connect(
 
     Raises
     ------
+    InvalidArgument
+        When no target is given and there is none, or it is no address.
     CatalogUnavailable
         When no scheduler with the plugin answers: at once for an unknown host, after
         `session.refused-timeout` where nothing listens, else after `deadline`.
@@ -94,6 +97,7 @@ def connect(
     from distributed import Client
 
     limit = _check_deadline(deadline)
+    target = _known_target() if target is None else target
     if getattr(target, "forked", False):
         message = (
             "a cluster object does not survive fork; connect to its scheduler_address, or "
@@ -104,7 +108,7 @@ def connect(
         return target.sync(  # type: ignore[no-untyped-call]
             _open_with_client, target, install=install, owned=False, limit=limit
         )
-    if target is None or isinstance(target, int | float):
+    if isinstance(target, int | float):
         message = "connect takes a Dask client, a cluster or a scheduler's address"
         raise InvalidArgument(message)
     options: dict[str, Any] = {"set_as_default": False, "asynchronous": asynchronous}
@@ -135,6 +139,25 @@ def connect(
     except BaseException:
         client.close()  # from here it ends its loop's thread too
         raise
+
+
+def _known_target() -> str:
+    """Find the cluster that a call means that names none."""
+    import dask.config
+
+    settings = Settings.read()
+    named = os.environ.get("TENSORCAST_SCHEDULER")
+    named = named or dask.config.get("scheduler-address", None)
+    if named:
+        return str(named)
+    known = hosts.running_up(hosts.run_directory(settings.run_dir))
+    if known is None:
+        message = (
+            "no cluster is named: give a Dask client, a cluster or a scheduler's address, or "
+            "start one on this machine with `tensorcast up`"
+        )
+        raise InvalidArgument(message)
+    return str(known["scheduler"])
 
 
 async def _or_close(client: Any, opening: Callable[[], Awaitable[Session]]) -> Session:

@@ -43,17 +43,11 @@ def _run_directory() -> Path:
 
 
 def _file() -> Path:
-    return _run_directory() / "up.json"
+    return _run_directory() / hosts.UP_NAME
 
 
 def _running() -> dict[str, Any] | None:
-    """Give what the file says, when its process still lives."""
-    try:
-        known: dict[str, Any] = json.loads(_file().read_text())
-    except (OSError, ValueError):
-        return None
-    alive = hosts.process_start(int(known["pid"])) == known["pid_start"]
-    return known if alive else None
+    return hosts.running_up(_run_directory())
 
 
 def running_address() -> str | None:

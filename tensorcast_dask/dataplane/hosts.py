@@ -1,4 +1,4 @@
-"""Who runs on this host: its identity, the run directory, the cards of its stores.
+"""Who runs on this host: its identity, the run directory, the cards of its stores, what `up` runs.
 
 Rules:
 
@@ -22,7 +22,7 @@ import socket
 import stat
 import struct
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -33,6 +33,7 @@ from tensorcast_dask.tensors.messages import NodeCard
 __all__ = [
     "CARD_NAME",
     "SOCKET_NAME",
+    "UP_NAME",
     "PeerCredentials",
     "PidWatch",
     "budgets",
@@ -49,12 +50,14 @@ __all__ = [
     "read_card",
     "remove_folder",
     "run_directory",
+    "running_up",
     "socket_path",
     "write_card",
 ]
 
 CARD_NAME: Final = "card.json"
 SOCKET_NAME: Final = "sock"
+UP_NAME: Final = "up.json"
 _MAX_SOCKET_BYTES: Final = 100
 #: Length of the names of a cluster's folder and of a node's.
 _CLUSTER_DIGITS: Final = 12
@@ -252,6 +255,15 @@ def _folders(cluster_dir: Path) -> list[Path]:
         return [path for path in cluster_dir.iterdir() if path.is_dir()]
     except FileNotFoundError:
         return []
+
+
+def running_up(run_dir: Path) -> dict[str, Any] | None:
+    """Give what `tensorcast up` wrote of its cluster, while the very process that did lives."""
+    try:
+        known: dict[str, Any] = msgspec.json.decode((run_dir / UP_NAME).read_bytes())
+    except (OSError, msgspec.DecodeError):
+        return None
+    return known if process_start(known["pid"]) == known["pid_start"] else None
 
 
 # ------------------------------------------------------------------ processes

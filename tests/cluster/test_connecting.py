@@ -52,6 +52,34 @@ def test_a_port_where_nothing_listens_and_a_host_that_nobody_knows_are_told_apar
         assert caught.value.data["why"] == why
 
 
+@pytest.mark.parametrize("dial", [tc.connect, dial_on_a_loop])
+def test_tls_without_certificates_is_refused_by_what_to_give(
+    dial: Callable[[str], object],
+) -> None:
+    with pytest.raises(InvalidArgument, match=r"certificates.*security="):
+        dial(f"tls://127.0.0.1:{free_port()}")
+
+
+@pytest.mark.usefixtures("impatient")
+def test_without_a_target_the_cluster_is_the_one_that_the_environment_names(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TENSORCAST_RUN_DIR", str(run_dir))
+    monkeypatch.delenv("TENSORCAST_SCHEDULER", raising=False)
+    with (
+        dask.config.set({"scheduler-address": None}),
+        pytest.raises(InvalidArgument, match="tensorcast up"),
+    ):
+        tc.connect()
+    ours, dasks = (f"tcp://127.0.0.1:{free_port()}" for _ in range(2))
+    with dask.config.set({"scheduler-address": dasks}):
+        with pytest.raises(CatalogUnavailable, match=dasks):
+            tc.connect()
+        monkeypatch.setenv("TENSORCAST_SCHEDULER", ours)
+        with pytest.raises(CatalogUnavailable, match=ours):
+            tc.connect()
+
+
 class Impostor:
     """Something that listens and is no Dask scheduler."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import dask.config
 import numpy as np
 import pytest
 from distributed import Client
@@ -196,7 +197,14 @@ def test_with_tls_bytes_go_between_hosts_and_to_a_program(
         for name in ("a", "b"):
             cluster.start_worker(name=name, nanny=False)
         cluster.wait_for_nodes(2, attended=2)
-        with tc.connect(cluster.address, security=cluster.security()) as cast:
+        tls = "distributed.comm.tls"
+        files = {f"{tls}.client.{key}": cluster.tls[key] for key in ("cert", "key")}
+        files[f"{tls}.ca-file"] = cluster.tls["ca-file"]
+        # As Dask's configuration has them, without `security=`.
+        with (
+            dask.config.set(files),
+            tc.connect(cluster.address) as cast,
+        ):
             a, b = cast.workers()
             wanted = np.random.default_rng(1).integers(0, 255, 9 << 20, np.uint8)
             artifact = cast.put(wanted, "x", worker=a)

@@ -95,16 +95,27 @@ async def _greet(address: str, security: Any, timeout_s: float) -> None:
     ------
     OSError
         When nobody answers in time.
+    InvalidArgument
+        When it is to be TLS, and there are no certificates.
     CatalogUnavailable
         When it is no Dask scheduler.
     """
     from distributed.comm.core import connect
+    from distributed.security import Security
 
+    if security is None:
+        security = Security()  # type: ignore[no-untyped-call] # as Dask's client does
     options = (
         security.get_connection_args("client")
         if hasattr(security, "get_connection_args")
         else {}
     )
+    if address.startswith("tls:") and not options.get("ssl_context"):
+        message = (
+            f"{address} needs certificates, and there are none: give security=, or set "
+            "distributed.comm.tls in Dask's configuration (ca-file, client.cert, client.key)"
+        )
+        raise InvalidArgument(message)
     try:
         async with asyncio.timeout(timeout_s):
             comm = await connect(address, timeout=timeout_s, **options)  # type: ignore[no-untyped-call]
@@ -127,7 +138,8 @@ def no_scheduler(error: OSError, within_s: float) -> CatalogUnavailable:
     """Give the error for a scheduler that stays silent."""
     message = (
         f"no Dask scheduler answered within {within_s:.3g} s: it is busy or stopped, or it is "
-        f"not there; check the address, or give it more time with deadline={_said(error)}"
+        f"not there; check the address (tls:// where the cluster has TLS), or give it more "
+        f"time with deadline={_said(error)}"
     )
     return CatalogUnavailable(message, {"why": "no answer"})
 
@@ -148,7 +160,7 @@ def _place(address: str) -> tuple[str, int] | None:
         get_backend(scheme)
         if scheme not in {"tcp", "tls"}:
             return None
-        host, port = parse_host_port(place, 0)
+        host, port = parse_host_port(place)
     except ValueError as error:
         message = f"{address!r} is no scheduler's address ({error}); it looks like tcp://host:8786"
         raise InvalidArgument(message) from None

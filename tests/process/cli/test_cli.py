@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+import tensorcast_dask as tc
 from tensorcast_dask.cli import main
 from tests.kit.clusters import free_port
 from tests.kit.commands import Commands
@@ -148,6 +149,14 @@ def test_json_has_every_field_and_generations_as_text(
     (row,) = up.json("sql", "SELECT generation FROM versions WHERE id = 'json/w'")
     assert row == {"generation": put["generation"]}
     up("rm", "json/w")
+
+
+def test_a_program_of_this_machine_finds_it_without_an_address(
+    up: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TENSORCAST_RUN_DIR", str(up.run_dir))
+    with tc.connect() as cast:
+        assert len(cast.workers()) == 2
 
 
 def test_nodes_show_every_tier(up: Commands) -> None:
@@ -299,7 +308,9 @@ def test_ctrl_c_while_waiting_is_status_130(alone: Commands) -> None:
     assert "Traceback" not in err
 
 
-@pytest.mark.parametrize("address", ["nonsense://x", "tcp://127.0.0.1:notaport"])
+@pytest.mark.parametrize(
+    "address", ["nonsense://x", "tcp://127.0.0.1:notaport", "localhost"]
+)
 def test_an_address_that_is_none_is_refused(alone: Commands, address: str) -> None:
     assert alone("ls", "-s", address, status=1)[1].startswith("InvalidArgument")
 
