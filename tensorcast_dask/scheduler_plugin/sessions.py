@@ -9,6 +9,8 @@ Rules:
 3. A comm that sends what is no message is closed, alone; the session may come back.
 4. No exception leaves a handler: Dask would answer it as its own.
 5. The newest comm of a session is the session's; answers never go to an older one.
+6. Requests that have come already are read without the loop's leave; after `TURN` of them it has
+   its turn.
 """
 
 from __future__ import annotations
@@ -47,12 +49,14 @@ if TYPE_CHECKING:
     from tensorcast_dask.scheduler_plugin.state.events import Event
     from tensorcast_dask.tensors.ids import SessionId
 
-__all__ = ["SESSION_OP", "Comm", "Sessions", "answer_of"]
+__all__ = ["SESSION_OP", "TURN", "Comm", "Sessions", "answer_of"]
 
 log = logging.getLogger(__name__)
 
 #: The name of the handler that takes a comm over.
 SESSION_OP: Final = "tensorcast-session"
+#: Requests of one comm, a few milliseconds' work, between two turns of the loop.
+TURN: Final = 32
 _NOTHING: Final = Raw(b"\xc0")  # msgpack for nothing
 
 
@@ -197,7 +201,11 @@ class Sessions:
 
     async def _serve(self, taken: _Comm) -> None:
         read = taken.comm.read
-        while not taken.ended:
+        for number in itertools.count(1):
+            if taken.ended:
+                break
+            if number % TURN == 0:
+                await asyncio.sleep(0)
             if taken.out:
                 await taken.flush()
             raw = _bytes(await read())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -13,7 +14,7 @@ from distributed import Scheduler
 from distributed.comm.core import CommClosedError, connect
 
 from tensorcast_dask.scheduler_plugin.dask_private import add_handler
-from tensorcast_dask.scheduler_plugin.sessions import SESSION_OP, Sessions
+from tensorcast_dask.scheduler_plugin.sessions import SESSION_OP, TURN, Sessions
 from tensorcast_dask.scheduler_plugin.state.events import (
     Asked,
     Event,
@@ -192,3 +193,45 @@ async def test_closing_the_scheduler_ends_every_session() -> None:
             with pytest.raises(CommClosedError):
                 async with asyncio.timeout(5):
                     await comm.read()
+
+
+class Poured:
+    """A comm on which everything has come already, so that no read waits."""
+
+    peer_address = "poured"
+
+    def __init__(self, count: int) -> None:
+        opening = OpenSession(rid=RequestId("r0"), session=NAME, pid=1, host=HostId("h"))
+        asked = (NodesAsked(rid=RequestId(f"r{n}")) for n in range(1, count + 1))
+        self.left = [encode(one) for one in (opening, *asked)][::-1]
+
+    async def read(self) -> bytes:
+        if not self.left:
+            raise CommClosedError
+        return self.left.pop()
+
+    async def write(self, message: object) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+    def abort(self) -> None:
+        pass
+
+
+@on_loop
+async def test_the_loop_has_its_turn_however_many_requests_have_come() -> None:
+    held, comm = Held(), Poured(10 * TURN)
+    turns: list[int] = []
+
+    async def other() -> None:
+        while comm.left:
+            turns.append(len(comm.left))
+            await asyncio.sleep(0)
+
+    await asyncio.gather(held.sessions.handle(comm), other())
+    assert len(held.waiting) == 10 * TURN
+    steps = [before - after for before, after in itertools.pairwise(turns)]
+    assert steps
+    assert max(steps) <= TURN + 1

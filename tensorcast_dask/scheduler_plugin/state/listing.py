@@ -9,10 +9,12 @@ from typing import Final
 from tensorcast_dask.exceptions import InvalidArgument
 from tensorcast_dask.tensors.ids import ArtifactId
 
-__all__ = ["MAX_PAGE", "SortedIds", "cursor_of", "parse_cursor", "wears"]
+__all__ = ["MAX_LOOKS", "MAX_PAGE", "SortedIds", "cursor_of", "parse_cursor", "wears"]
 
-#: Most entries of one answer; a larger limit gets this many.
-MAX_PAGE: Final = 10_000
+#: Most entries of one answer; a larger limit gets this many. Some milliseconds of the loop.
+MAX_PAGE: Final = 250
+#: Most versions that one answer looks at: with labels a page may have few entries, and go on.
+MAX_LOOKS: Final = 500
 _CHUNK: Final = 512
 
 

@@ -9,6 +9,8 @@ Rules:
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Iterator
 from typing import Final
 
 from tensorcast_dask.exceptions import CatalogUnavailable, NotFound, TensorCastError
@@ -19,12 +21,12 @@ from tensorcast_dask.scheduler_plugin.state.explaining import Explaining
 from tensorcast_dask.scheduler_plugin.state.ground import Ground
 from tensorcast_dask.scheduler_plugin.state.instances import Instances
 from tensorcast_dask.scheduler_plugin.state.listing import (
+    MAX_LOOKS,
     MAX_PAGE,
     cursor_of,
     parse_cursor,
     wears,
 )
-from tensorcast_dask.scheduler_plugin.state.names import Artifact
 from tensorcast_dask.scheduler_plugin.state.operations import Caller
 from tensorcast_dask.scheduler_plugin.state.outbox import Name
 from tensorcast_dask.scheduler_plugin.state.outcomes import Value
@@ -158,32 +160,40 @@ class Reads:
         last, number = parse_cursor(ask.after)
         limit = min(ask.limit, MAX_PAGE)
         infos: list[ArtifactInfo] = []
-        after = ""
-        for name in self._names.listed.starting(ask.prefix, at=last):
-            artifact = self._names.artifacts[name]
-            floor = number if name == last else 0
-            for record in self._page_of(artifact, all_versions=ask.all_versions):
-                if record.version <= floor or not wears(record.labels, ask.labels):
-                    continue
-                if len(infos) == limit:
-                    after = cursor_of(infos[-1].id, infos[-1].version)
-                    break
-                infos.append(info_of(record, lost=self._holders.is_lost(record)))
-            if after:
+        after, looks, seen = "", 0, ask.after
+        for record in self._from(ask, last, number):
+            if looks == MAX_LOOKS:
+                after = seen
                 break
+            looks, seen = looks + 1, cursor_of(record.id, record.version)
+            if not wears(record.labels, ask.labels):
+                continue
+            if len(infos) == limit:
+                after = cursor_of(infos[-1].id, infos[-1].version)
+                break
+            infos.append(info_of(record, lost=self._holders.is_lost(record)))
         listed = Listed(infos=tuple(infos), after=after)
         self._outbox.reply(
             caller.session, caller.rid, listed, after=self._tell_all(self._outbox.firm)
         )
 
-    def _page_of(
-        self, artifact: Artifact, *, all_versions: bool
-    ) -> list[VersionRecord]:
-        if not all_versions:
-            return [artifact.versions[Version(artifact.latest or artifact.newest)]]
-        numbers = sorted(artifact.versions)
-        records = [artifact.versions[number] for number in numbers]
-        return [record for record in records if not record.creating]
+    def _from(
+        self, ask: ListArtifacts, last: str, number: int
+    ) -> Iterator[VersionRecord]:
+        """Go through what is listed after a version of an artifact."""
+        for name in self._names.listed.starting(ask.prefix, at=last):
+            artifact = self._names.artifacts[name]
+            floor = number if name == last else 0
+            if not ask.all_versions:
+                version = Version(artifact.latest or artifact.newest)
+                if version > floor:
+                    yield artifact.versions[version]
+                continue
+            numbers = sorted(artifact.versions)
+            for version in numbers[bisect_right(numbers, floor) :]:
+                record = artifact.versions[version]
+                if not record.creating:
+                    yield record
 
     def nodes(self, caller: Caller, ask: NodesAsked) -> None:
         """All live nodes."""

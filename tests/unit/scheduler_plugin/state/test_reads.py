@@ -9,6 +9,7 @@ from tensorcast_dask.exceptions import (
     InvalidArgument,
     NotFound,
 )
+from tensorcast_dask.scheduler_plugin.state import reads
 from tensorcast_dask.tensors import messages as m
 from tensorcast_dask.tensors.ids import ArtifactId, Generation, NodeId
 from tests.kit.catalogs import Desk, Program, index_of
@@ -221,3 +222,27 @@ def test_while_the_journal_is_away_questions_about_what_waits_are_refused_others
             p.call(ask, m.Wire)
     d.unstall()
     assert [info.id for info in page(p).infos] == ["x", "y"]
+
+
+def test_a_page_gives_and_looks_at_so_many_and_the_next_one_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reads, "MAX_PAGE", 2)
+    monkeypatch.setattr(reads, "MAX_LOOKS", 4)
+    _, p = scene()
+    for number in range(9):
+        p.put(f"x{number}", labels={"third": str(number % 3 == 0)})
+    p.put("x1", version=2)
+    pages: list[list[tuple[str, int]]] = []
+    after, wanted = "", {"all_versions": True, "limit": 1000}
+    while not pages or after:
+        one = page(p, after=after, **wanted)
+        pages.append([(info.id, info.version) for info in one.infos])
+        after = one.after
+    assert max(map(len, pages)) == 2
+    assert sum(pages, []) == sorted([(f"x{n}", 1) for n in range(9)] + [("x1", 2)])
+    few = page(p, labels={"third": "True"}, after="x0\x001", limit=1000)
+    assert [info.id for info in few.infos] == ["x3"]
+    rest = page(p, labels={"third": "True"}, after=few.after, limit=1000)
+    assert [info.id for info in rest.infos] == ["x6"]
+    assert rest.after == ""
