@@ -20,11 +20,12 @@ import pytest
 
 from tests.kit.eventually import eventually
 
-__all__ = ["Look", "browser"]
+__all__ = ["PATIENCE_S", "READY", "Browser", "Look", "browser"]
 
 PATIENCE_S = 40.0
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
-_READY = "window.Bokeh?.documents?.length > 0 && Bokeh.documents[0].is_idle"
+#: What is true in a page, or frame, that is drawn.
+READY = "window.Bokeh?.documents?.length > 0 && Bokeh.documents[0].is_idle"
 _COLUMNS = """name => {
   const source = Bokeh.documents[0].get_model_by_name(name);
   return Object.fromEntries(Object.entries(source.data).map(([k, v]) => [k, Array.from(v)]));
@@ -141,6 +142,21 @@ class Browser:
         page.goto(f"{self.base}/{address}", timeout=PATIENCE_S * 1000)
         return self.ready(page)
 
+    def framed(self, address: str, *, scheme: str) -> Any:
+        """Open a page of another origin that has an address in a frame, in a sandbox."""
+        page = self._context.new_page()
+        page.emulate_media(color_scheme=scheme)
+        allowed = "allow-scripts allow-same-origin"
+        body = (
+            f'<body style="margin:0"><iframe src="{address}" sandbox="{allowed}" '
+            'style="border:0;width:900px;height:600px"></iframe>'
+        )
+        # A real page of this machine: one that is made up may not have such a frame.
+        outer = self.base.replace("127.0.0.1", "localhost")
+        page.goto(f"{outer}/health", timeout=PATIENCE_S * 1000)
+        page.set_content(body)
+        return page
+
     def close_all(self) -> None:
         """Close what is open."""
         for page in self._context.pages:
@@ -148,7 +164,7 @@ class Browser:
 
     def ready(self, page: Any) -> Look:
         """Wait until a page is drawn."""
-        page.wait_for_function(_READY, timeout=PATIENCE_S * 1000)
+        page.wait_for_function(READY, timeout=PATIENCE_S * 1000)
         return Look(page)
 
     def popup(self, act: Any) -> Look:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import distributed.http
+from bokeh.layouts import row
 from bokeh.models import (
     Button,
     ColumnDataSource,
@@ -25,8 +26,10 @@ from bokeh.models import (
     HTMLTemplateFormatter,
     InlineStyleSheet,
     NumberFormatter,
+    Row,
     StringFormatter,
     TableColumn,
+    UIElement,
 )
 from bokeh.plotting import figure
 from jinja2 import Environment, FileSystemLoader
@@ -40,6 +43,7 @@ __all__ = [
     "STATUS",
     "TIERS",
     "amount",
+    "beside",
     "button",
     "chart",
     "div",
@@ -166,6 +170,16 @@ def div(text: str, kind: str = "", **more: Any) -> Div:
         css_classes=[kind] if kind else [],
         stylesheets=[sheet("text")],
         **more,
+    )
+
+
+def beside(*parts: UIElement, spacing: int = 0) -> Row:
+    """Put parts beside one another, and below where the window is too narrow."""
+    return row(
+        *parts,
+        spacing=spacing,
+        sizing_mode="stretch_width",
+        styles={"flex-wrap": "wrap"},
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
-from bokeh.layouts import column, row
+from bokeh.layouts import column
 from bokeh.models import (
     CDSView,
     GroupFilter,
@@ -114,8 +114,8 @@ def draw(board: Board, doc: Document, arguments: dict[str, str]) -> None:
     view.begin(
         column(
             view.place("head", "head"),
-            row(asking.name, asking.label, asking.tenant, asking.group, asking.sort),
-            row(
+            look.beside(asking.name, asking.label, asking.tenant, asking.group, asking.sort),
+            look.beside(
                 before, after, view.place("found", "beside"),
                 nodes_before, nodes_after, view.place("nodes", "beside"),
             ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from bokeh.layouts import column, row
+from bokeh.layouts import column
 from bokeh.models import FixedTicker, HoverTool, NumeralTickFormatter, Range1d
 from bokeh.transform import linear_cmap
 
@@ -68,7 +68,7 @@ def draw(board: Board, doc: Document, arguments: dict[str, str]) -> None:  # noq
             look.div("Under way", "title"),
             view.place("found", "soft"),
             flows,
-            row(
+            look.beside(
                 column(speeds, view.place("total", "empty"), matrix),
                 column(given, view.place("sources", "empty"), bars),
                 spacing=48,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import re
 import signal
@@ -11,21 +12,54 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import numpy as np
 import pytest
 
 import tensorcast_dask as tc
-from tensorcast_dask.dashboard.board import Board
+from tensorcast_dask.dashboard.board import PAGES, Board
 from tensorcast_dask.exceptions import PlanFailed
 from tensorcast_dask.scheduler_plugin.dask_private import EXTENSION
-from tests.kit.browser import Browser, Look, browser
+from tests.kit.browser import PATIENCE_S, READY, Browser, Look, browser
 from tests.kit.eventually import eventually
 from tests.kit.local import stores_in
 
 pytestmark = pytest.mark.timeout(300)  # for hangs, not for busy machines
 MIB = 1 << 20
 SCRIPT = "<script>alert(1)</script>"
+#: Our tabs over whose middle something else lies.
+COVERED = """() => {
+  const covered = [];
+  for (const one of document.querySelectorAll(".tc-pages a")) {
+    const box = one.getBoundingClientRect();
+    const top = document.elementFromPoint(box.x + box.width / 2, box.y + box.height / 2);
+    if (top !== one) covered.push(one.textContent + " by " + top?.outerHTML.slice(0, 80));
+  }
+  return covered;
+}"""
+#: What a plot that stands alone has: bars for navigation, parts that are drawn, and how bright it is
+#: behind all.
+DRAWN = """() => {
+  const large = [];
+  const walk = (node) => {
+    if (node.shadowRoot) walk(node.shadowRoot);
+    for (const one of node.children) {
+      const {width, height} = one.getBoundingClientRect();
+      if (one.matches("canvas, .slick-viewport") && width > 100 && height > 50) large.push(one);
+      walk(one);
+    }
+  };
+  walk(document.body);
+  const page = document.documentElement;
+  return {
+    bars: document.querySelectorAll(".navbar, .tc-pages").length,
+    large: large.length,
+    back: Math.max(...getComputedStyle(page).backgroundColor.match(/\\d+/g).slice(0, 3).map(Number)),
+  };
+}"""
+#: What pages say that have nothing to draw.
+EMPTY = ("No plan has been run", "Nothing moves now")
 IMAGE = '<img src=x onerror="alert(2)">'
 
 
@@ -386,3 +420,55 @@ def test_a_node_that_is_killed_is_seen_to_go_with_what_it_alone_had(
     look = chrome.open("tensorcast-events?words=lost+doomed")
     look.until(lambda: look.columns("events")["event"] == ["lost"])
     look.close()
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_bar_above_covers_nothing_on_a_narrow_window(
+    cast: tc.Session, chrome: Browser, theme: str
+) -> None:
+    put(cast, "narrow")
+    look = chrome.open(f"tensorcast-placement?theme={theme}")
+    look.until(lambda: look.columns("rows")["link"] == ["narrow"])
+    for width in (1200, 1000, 800):
+        look.page.set_viewport_size({"width": width, "height": 500})
+        assert look.page.evaluate(COVERED) == []
+        look.page.mouse.wheel(0, 400)
+        assert look.page.locator("#dask-logo").is_visible(), "it stays in sight"
+        look.page.evaluate("() => scrollTo(0, 0)")
+    look.page.locator(".tc-pages").get_by_text("Events").click()
+    look.page.wait_for_url("**/tensorcast-events*")
+    chrome.ready(look.page)
+    assert look.page.evaluate(COVERED) == []
+    look.close()
+
+
+def shows(look: Look) -> bool:
+    """Whether a page has drawn something, or says why not."""
+    words = look.all_text()
+    large: int = look.page.evaluate(DRAWN)["large"]
+    return large > 0 or any(one in words for one in EMPTY)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_each_plot_stands_alone_in_a_frame_of_a_page_of_another_origin(
+    cast: tc.Session, chrome: Browser, scheme: str
+) -> None:
+    """As JupyterLab's Dask extension shows them: by the list, in a sandbox, under no bar."""
+    put(cast, "framed")
+    with urlopen(f"{chrome.base}/individual-plots.json") as answer:
+        listed = [one for one in json.load(answer).values() if "tensorcast" in one]
+    assert len(listed) == len(PAGES)
+    for route in listed:
+        page = chrome.framed(f"{chrome.base}{route}", scheme=scheme)
+        look = Look(page.frames[1])
+        look.page.wait_for_function(READY, timeout=PATIENCE_S * 1000)
+        look.until(lambda look=look: shows(look), what=route)
+        drawn = look.page.evaluate(DRAWN)
+        assert drawn["bars"] == 0, "neither Dask's bar nor ours"
+        assert (drawn["back"] < 100) == (scheme == "dark"), drawn
+        if route.endswith("placement"):
+            look.until(
+                lambda look=look: look.columns("rows")["link"] == ["framed"],
+                what="what is there, and so the socket across origins",
+            )
+        page.close()
