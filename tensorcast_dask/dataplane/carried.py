@@ -77,10 +77,10 @@ class CarriedSession:
         self._opening: RequestId | None = None
         self.greeting: SessionOpen | None = None
 
-    def next_rid(self) -> RequestId:
-        """Mint the id of a request."""
+    def next_rid(self, cause: str = "") -> RequestId:
+        """Mint the id of a request that follows from `cause`, else from the current span."""
         number = next(self._numbers)
-        return RequestId(rid_of(self.session, number, tracing.here()))
+        return RequestId(rid_of(self.session, number, cause or tracing.here()))
 
     def ask(self, request: Message, answered: Callable[[Answer], None]) -> None:
         """Ask; the answer, or why the session was refused, goes to `answered`."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tensorcast_dask.version import __version__
@@ -93,8 +94,8 @@ def begin(
 @contextlib.contextmanager
 def span(
     name: str, cause: str | None = None, **attributes: str | float
-) -> Iterator[None]:
-    """Make a block a span.
+) -> Iterator[Callable[[BaseException | str], None]]:
+    """Make a block a span; what it gives notes an error that is not raised.
 
     Parameters
     ----------
@@ -111,7 +112,7 @@ def span(
     if api is not None and cause is not None:
         context = _parent(api, cause) if cause else None
     if api is None or (cause is not None and context is None):
-        yield
+        yield _nothing
         return
     with _tracer(api).start_as_current_span(
         name,
@@ -121,7 +122,7 @@ def span(
         set_status_on_exception=False,
     ) as made:
         try:
-            yield
+            yield partial(_note, api, made)
         except BaseException as error:
             _note(api, made, error)
             raise

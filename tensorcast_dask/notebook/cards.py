@@ -15,12 +15,12 @@ from tensorcast_dask.notebook.markup import (
     card,
     chip,
     facts,
-    human_bytes,
     joined,
     link,
     markup,
     table,
 )
+from tensorcast_dask.tensors.quantities import human_bytes
 from tensorcast_dask.tensors.secrets import labels_shown
 
 if TYPE_CHECKING:

@@ -14,8 +14,6 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING, Final
 
-from dask.utils import format_bytes
-
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
@@ -26,7 +24,6 @@ __all__ = [
     "card",
     "chip",
     "facts",
-    "human_bytes",
     "joined",
     "link",
     "markup",
@@ -85,11 +82,6 @@ def markup(value: object) -> Html:
 def joined(parts: Iterable[object], between: str = "") -> Html:
     """Put parts together."""
     return Html(escape(between).join(markup(part) for part in parts))
-
-
-def human_bytes(nbytes: float) -> str:
-    """Give a byte count as people read it."""
-    return str(format_bytes(round(nbytes)))
 
 
 def card(title: object, *parts: object, kind: str = "", state: str = "") -> Html:

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from tensorcast_dask.notebook.cards import chip_of_tier, use_bar
-from tensorcast_dask.notebook.markup import Html, card, human_bytes, joined, table
+from tensorcast_dask.notebook.markup import Html, card, joined, table
 from tensorcast_dask.tensors.messages import Owner, Stage
+from tensorcast_dask.tensors.quantities import human_bytes
 
 if TYPE_CHECKING:
     from tensorcast_dask.tensors.messages import ArtifactInfo, Location, NodeState

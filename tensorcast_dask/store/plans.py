@@ -39,7 +39,13 @@ if TYPE_CHECKING:
     from tensorcast_dask.store.identity import Identity
     from tensorcast_dask.store.instances import InstanceDesk
     from tensorcast_dask.store.state.driving_words import Instruction
-    from tensorcast_dask.tensors.messages import Answer, DoRun, SessionIn
+    from tensorcast_dask.tensors.messages import (
+        Answer,
+        CallInstance,
+        DoRun,
+        NodeCard,
+        SessionIn,
+    )
     from tensorcast_dask.tensors.wants import Ticket
 
 __all__ = ["PlanDesk"]
@@ -193,7 +199,7 @@ class PlanDesk:
             except Exception as error:
                 logger.exception("plan %r fails here", drive.ticket.key)
                 why = f"the node that drove it failed: {error}"
-                self._give_back(*drive.ticket, why)
+                self._give_back(drive.ticket.key, drive.ticket.run, why)
                 drive.over = True
             if drive.over:
                 del self._drives[drive.ticket]
@@ -208,7 +214,7 @@ class PlanDesk:
         match instruction:
             case Say(number=number, request=request):
                 faults.point("plan.said", detail=type(request).__name__)
-                rid = self._session.next_rid()
+                rid = self._session.next_rid(drive.ticket.trace)
                 request = msgspec.structs.replace(request, rid=rid)
                 self._session.ask(request, partial(self._answered, drive, number))
             case Make():
@@ -226,15 +232,17 @@ class PlanDesk:
     # -------------------------------------------------------------- calls
     def _make(self, drive: Drive, call: Make) -> None:
         ended = partial(self._called, drive, call.number)
+        rid = self._session.next_rid(drive.ticket.trace)
+        request = msgspec.structs.replace(call.request, rid=rid)
         if call.card.node != self._identity.node:
             if self._far is None:
                 self._far = ThreadPoolExecutor(_FAR, "tensorcast-calls")
-            self._far.submit(self._call_far, call, ended)
+            self._far.submit(self._call_far, call.card, request, ended)
             return
         key = drive.ticket, call.number
         self._askers[key] = 0
         try:
-            asker = self._desk.begin(call.request, ended)
+            asker = self._desk.begin(request, ended)
         except TensorCastError as error:
             ended(Fault.of(error))
             return
@@ -259,13 +267,15 @@ class PlanDesk:
             self._desk.give_up(asker)
 
     def _call_far(
-        self, call: Make, ended: Callable[[CallAnswered | Fault], None]
+        self,
+        card: NodeCard,
+        request: CallInstance,
+        ended: Callable[[CallAnswered | Fault], None],
     ) -> None:
-        request = msgspec.structs.replace(call.request, rid=self._session.next_rid())
         within_s = request.deadline_s + _GRACE_S
         try:
             frame = self._met().call(
-                call.card,
+                card,
                 request,
                 expect=CallAnswered,
                 until_s=time.monotonic() + within_s,

@@ -55,6 +55,8 @@ class Ticket(NamedTuple):
 
     key: str
     run: int
+    #: The span that its steps follow from, `tensors.traces`.
+    trace: str = ""
 
 
 class Ask(NamedTuple):

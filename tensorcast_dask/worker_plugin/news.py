@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
-from dask.utils import format_bytes
+from tensorcast_dask.tensors.quantities import human_bytes
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,7 +36,7 @@ def store_attends(
         card.node,
         how,
         card.pid,
-        format_bytes(settings.host_memory_bytes),
+        human_bytes(settings.host_memory_bytes),
         settings.disk_dir or "none",
         folder / card.node,
     )
@@ -48,7 +48,7 @@ def device_attends(told: DeviceTold) -> None:
         "Device %s (%s): up to %s, process %d",
         told.name,
         told.device,
-        format_bytes(told.capacity_bytes),
+        human_bytes(told.capacity_bytes),
         told.pid,
     )
 
@@ -68,6 +68,6 @@ def limit_lowered(before_bytes: int, after_bytes: int) -> None:
     _LOG.info(
         "Memory limit %s, which Dask chose, is lowered to %s: the rest is the store's "
         "(give --memory-limit to keep it)",
-        format_bytes(before_bytes),
-        format_bytes(after_bytes),
+        human_bytes(before_bytes),
+        human_bytes(after_bytes),
     )

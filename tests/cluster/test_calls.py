@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from dask.utils import format_bytes
 from safetensors.numpy import save_file
 
 import tensorcast_dask as tc
@@ -22,6 +21,7 @@ from tensorcast_dask.exceptions import (
     UnsupportedDtype,
     UnsupportedPlatform,
 )
+from tensorcast_dask.tensors.quantities import human_bytes
 from tests.kit.local import stores_in
 
 MODEL: dict[str, np.ndarray] = {
@@ -211,7 +211,7 @@ def test_a_worker_logs_its_store_its_budget_and_its_lowered_limit(
             assert 0 < capacity_bytes < 100 << 40
     told = [line.getMessage() for line in caplog.records]
     (begun,) = [line for line in told if line.startswith(f"Store {store.node} started")]
-    assert format_bytes(capacity_bytes) in begun
+    assert human_bytes(capacity_bytes) in begun
     assert str(run_dir) in begun
     assert any(line.startswith(f"Store {store.node} released") for line in told)
     assert any("lowered" in line for line in told)

@@ -201,7 +201,9 @@ class Poured:
     peer_address = "poured"
 
     def __init__(self, count: int) -> None:
-        opening = OpenSession(rid=RequestId("r0"), session=NAME, pid=1, host=HostId("h"))
+        opening = OpenSession(
+            rid=RequestId("r0"), session=NAME, pid=1, host=HostId("h")
+        )
         asked = (NodesAsked(rid=RequestId(f"r{n}")) for n in range(1, count + 1))
         self.left = [encode(one) for one in (opening, *asked)][::-1]
 

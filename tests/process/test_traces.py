@@ -71,6 +71,16 @@ if __name__ == "__main__":
         model = cast.put({"w": np.ones(1 << 20)}, "model", worker=first)
         with tracer.start_as_current_span("roll-out"):
             cast.prefetch(model, worker=second)
+        cast.put({"w": np.ones(3)}, "small", worker=first)
+        for executor in ("graph", "rpc"):
+            with tracer.start_as_current_span(f"plan by {executor}"):
+                with cast.plan(tc.context(ddl=60, key=executor)) as plan:
+                    there = plan.on_worker(second)
+                    copied = there.prefetch("small", name="brought")
+                    plan.on_any().pin("small", ttl=60, name="held", after=[copied])
+                    if executor == "graph":
+                        there.submit(divmod, 1, 0, name="wrong", after=[copied])
+                plan.run(executor=executor, raise_on_error=False)
         with tracer.start_as_current_span("miss"):
             try:
                 cast.artifact("nothing")
@@ -150,3 +160,23 @@ def test_a_call_is_followed_into_the_engine(spans: list[dict[str, Any]]) -> None
     found = below(spans, "ask")
     assert "instance double" in found
     assert found["instance double"]["pid"] != found["ask"]["pid"]
+
+
+def test_steps_of_a_plan_are_in_the_trace_of_the_call_that_ran_it(
+    spans: list[dict[str, Any]],
+) -> None:
+    found = below(spans, "plan by graph")
+    run, step = found["tensorcast run"], found["step brought"]
+    assert {"step held", "plan report", "catalog BeginStep"} <= set(found)
+    assert step["parent"] == found["step held"]["parent"] == run["id"]
+    assert step["pid"] != run["pid"]
+    assert step["attributes"]["tensorcast.plan"] == "graph"
+    assert (step["status"], found["step wrong"]["status"]) == ("UNSET", "ERROR")
+    assert found["step wrong"]["attributes"]["error.type"] == "PlanFailed"
+
+
+def test_what_a_store_asks_for_a_plan_is_in_the_same_trace(
+    spans: list[dict[str, Any]],
+) -> None:
+    found = below(spans, "plan by rpc")
+    assert found["catalog StepEffect"]["parent"] == found["tensorcast run"]["id"]

@@ -16,7 +16,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from tensorcast_dask.exceptions import TensorCastError
-from tensorcast_dask.notebook.markup import human_bytes
+from tensorcast_dask.tensors.quantities import human_bytes
 
 if TYPE_CHECKING:
     from tensorcast_dask.tensors.messages import OperationState

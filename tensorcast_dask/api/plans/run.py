@@ -28,6 +28,7 @@ from tensorcast_dask.api.plans import futures
 from tensorcast_dask.api.plans.doing import value_of
 from tensorcast_dask.api.plans.graph import Compiled, compile_plan
 from tensorcast_dask.api.plans.places import places_of
+from tensorcast_dask.dataplane import tracing
 from tensorcast_dask.exceptions import (
     CatalogUnavailable,
     DeadlineExceeded,
@@ -559,7 +560,7 @@ async def carry_on(
         spec,
         payloads,
         places,
-        ticket=Ticket(state.key, state.run),
+        ticket=Ticket(state.key, state.run, tracing.here()),
         name=f"{state.run:x}",
         done=state.outcomes,
         concurrency=concurrency,

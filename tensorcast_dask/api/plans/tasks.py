@@ -9,6 +9,7 @@ Rules:
 3. What a step asks for is the same wherever it is driven (`tensors.steps`); each change is named
    by run, step and place.
 4. Retries, their waits included, share what is left of the plan's deadline.
+5. What a task does is in the trace of the call that ran the plan.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from distributed.protocol.pickle import dumps, loads
 from tensorcast_dask.api.connection.deadlines import Deadline, deadline
 from tensorcast_dask.api.current import current_session
 from tensorcast_dask.api.plans import doing
-from tensorcast_dask.dataplane import faults
+from tensorcast_dask.dataplane import faults, tracing
 from tensorcast_dask.exceptions import (
     InvalidArgument,
     Mismatch,
@@ -47,6 +48,7 @@ from tensorcast_dask.tensors.messages import (
     StepStatus,
 )
 from tensorcast_dask.tensors.plans import MAX_VALUE_BYTES, Kind, PlanSpec, Step
+from tensorcast_dask.tensors.traces import cause_of
 from tensorcast_dask.tensors.wants import Effects, Ticket, pause_s
 from tensorcast_dask.worker_plugin.context import node_of
 
@@ -63,9 +65,11 @@ def open_run(request: OpenPlan) -> Ticket:
     secede()  # type: ignore[no-untyped-call]  # it may wait for another plan, whose steps need the place
     core = current_session()._core  # noqa: SLF001 - the worker's own session
     limit = deadline(request.deadline_s + _ANSWER_S)
-    request = msgspec.structs.replace(request, rid=core.link.next_rid())
-    state = core.bridge(core.ask, request, PlanState, limit)
-    return Ticket(state.key, state.run)
+    trace = cause_of(request.rid)
+    with tracing.span("plan open", trace, plan=request.key):
+        request = msgspec.structs.replace(request, rid=core.link.next_rid())
+        state = core.bridge(core.ask, request, PlanState, limit)
+    return Ticket(state.key, state.run, trace)
 
 
 def run_step(
@@ -76,13 +80,23 @@ def run_step(
     *outcomes: StepOutcome,
 ) -> StepOutcome:
     """Carry a step out, once however often this is called; give how it ended."""
+    given = dict(zip(names, outcomes, strict=True))
+    with tracing.span(f"step {step.name}", ticket.trace, plan=ticket.key) as note:
+        outcome = _run_step(ticket, step, payload, given)
+        if outcome.fault is not None:
+            note(outcome.fault.error())
+        return outcome
+
+
+def _run_step(
+    ticket: Ticket, step: Step, payload: bytes, given: dict[str, StepOutcome]
+) -> StepOutcome:
     core = current_session()._core  # noqa: SLF001
     own = node_of(get_worker()).card.node
     begun_s = time.monotonic()
     attempts = 0
-    given = dict(zip(names, outcomes, strict=True))
     try:
-        if _is_nothing(step, outcomes):
+        if _is_nothing(step, given):
             outcome = msgspec.structs.replace(
                 steps.handed_on(step, given), node=own, attempts=1
             )
@@ -132,9 +146,18 @@ def report(
     *outcomes: StepOutcome,
 ) -> PlanState:
     """Undo what has to be undone, in reverse order, and end the run."""
+    with tracing.span("plan report", ticket.trace, plan=ticket.key):
+        return _report(ticket, raw, payloads, dict(zip(names, outcomes, strict=True)))
+
+
+def _report(
+    ticket: Ticket,
+    raw: bytes,
+    payloads: dict[str, bytes],
+    known: dict[str, StepOutcome],
+) -> PlanState:
     core = current_session()._core  # noqa: SLF001
-    known = dict(zip(names, outcomes, strict=True))
-    if any(one.status is not StepStatus.DONE for one in outcomes):
+    if any(one.status is not StepStatus.DONE for one in known.values()):
         for step in reversed(PlanSpec.from_json(raw).steps):
             undone = known.get(step.compensates)
             if undone is not None and undone.status is StepStatus.DONE:
@@ -202,10 +225,10 @@ def _calling(
     return Calling(step, attachment, key, card=card, again=state.again)
 
 
-def _is_nothing(step: Step, before: tuple[StepOutcome, ...]) -> bool:
+def _is_nothing(step: Step, before: dict[str, StepOutcome]) -> bool:
     """Say whether a step only hands on: it needs no leave to begin, one request is enough."""
     return step.kind is Kind.NOOP and all(
-        one.status is StepStatus.DONE for one in before
+        one.status is StepStatus.DONE for one in before.values()
     )
 
 

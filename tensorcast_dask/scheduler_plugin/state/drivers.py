@@ -34,6 +34,7 @@ from tensorcast_dask.tensors.messages import (
 )
 from tensorcast_dask.tensors.plans import Kind, PlanSpec, Step
 from tensorcast_dask.tensors.steps import needs_worker
+from tensorcast_dask.tensors.traces import cause_of
 
 __all__ = ["GATEWAY", "SUCCESSOR_S", "Drivers"]
 
@@ -211,6 +212,7 @@ class Drivers:
             outcomes=dict(run.outcomes),
             begun=begun,
             places=places,
+            trace=cause_of(run.opener),
         )
 
         def send() -> None:

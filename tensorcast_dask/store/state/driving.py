@@ -107,7 +107,7 @@ class Drive:
     def __init__(
         self, order: DoRun, *, node: NodeId, host: HostId, now_s: float
     ) -> None:
-        self.ticket = Ticket(order.key, order.run)
+        self.ticket = Ticket(order.key, order.run, order.trace)
         self._order = order
         self._spec = PlanSpec.from_json(order.spec, check=False)
         self._node = node
@@ -236,13 +236,13 @@ class Drive:
         while self._at_rest() and self._undo_next():
             pass
         if self._at_rest() and not self._telling and self._again_s == float("inf"):
-            key, run = self.ticket
+            key, run, _ = self.ticket
             told = self._take()
             end = EndPlan(rid=NO_RID, key=key, run=run, ended=told)
             self._end = self._tell(end, told)
         elif self._again_s == float("inf"):
             for name, outcome in self._take().items():
-                key, run = self.ticket
+                key, run, _ = self.ticket
                 ended = EndStep(
                     rid=NO_RID, key=key, run=run, step=name, outcome=outcome
                 )
@@ -302,7 +302,7 @@ class Drive:
     def _leave(self, fault: TensorCastError) -> None:
         """Drive it no more; where it is ours still, the catalog tells its caller."""
         self.over = True
-        key, run = self.ticket
+        key, run, _ = self.ticket
         left = EndPlan(rid=NO_RID, key=key, run=run, left=fault.message)
         self._out.append(Say(number=0, request=left))
 

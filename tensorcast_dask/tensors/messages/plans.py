@@ -239,3 +239,4 @@ class DoRun(Message, frozen=True, kw_only=True):
     begun: dict[str, StepState] = {}
     #: Instances that steps call, where they are now.
     places: dict[str, InstancePlace] = {}
+    trace: str = ""  # the span that it follows from, `tensors.traces`

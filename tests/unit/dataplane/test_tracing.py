@@ -24,7 +24,8 @@ def process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("cause", [None, "", CAUSE, "what is it", "-"])
 def test_a_span_changes_nothing(process: None, cause: str | None) -> None:
-    with tracing.span("work", cause, number=3):
+    with tracing.span("work", cause, number=3) as note:
+        note("Gone")
         assert tracing.here() == (
             "" if cause != CAUSE or not tracing.active() else CAUSE
         )

@@ -160,7 +160,7 @@ def test_a_grid_has_a_mark_where_an_artifact_lies_and_says_who_else_has_it() -> 
     assert grid.elsewhere(INFO) == ["engine-1"]
     assert "engine-1" in grid_html(grid, title="all", state="live")
     text = grid_text(grid)
-    assert text.endswith(f"2.00 kiB  {EVIL}:host engine-1:host")
+    assert text.endswith(f"2.0 KiB  {EVIL}:host engine-1:host")
     assert "v3 (committed, lent by its owner, degraded)" in text
     empty = Grid(artifacts=(INFO,))
     assert grid_text(empty).endswith("nowhere")

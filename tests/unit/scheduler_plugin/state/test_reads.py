@@ -240,7 +240,9 @@ def test_a_page_gives_and_looks_at_so_many_and_the_next_one_goes_on(
         pages.append([(info.id, info.version) for info in one.infos])
         after = one.after
     assert max(map(len, pages)) == 2
-    assert sum(pages, []) == sorted([(f"x{n}", 1) for n in range(9)] + [("x1", 2)])
+    assert [info for one in pages for info in one] == sorted(
+        [(f"x{n}", 1) for n in range(9)] + [("x1", 2)]
+    )
     few = page(p, labels={"third": "True"}, after="x0\x001", limit=1000)
     assert [info.id for info in few.infos] == ["x3"]
     rest = page(p, labels={"third": "True"}, after=few.after, limit=1000)
