@@ -2,7 +2,8 @@
 
 Rules:
 
-1. What is lent stays where it is; the store reads it, or asks for what it cannot read.
+1. What is lent stays where it is; the store reads it, or asks for what it cannot read. What
+   lies on a device is lent by handle, without a copy, or refused.
 2. A read is whole and private before it is handed out: mapped, or copied and checked. So
    whoever writes it on into live memory cannot be left with half of it.
 3. A put goes through the same steps as a session's; a failure gives name and room back.
@@ -14,19 +15,24 @@ import contextlib
 import os
 import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from tensorcast_dask.dataplane import arrays
+from tensorcast_dask.dataplane.devices.own import OwnDevices
 from tensorcast_dask.dataplane.remote import allow_reader
 from tensorcast_dask.exceptions import (
+    DeviceError,
     InvalidArgument,
     OwnerGone,
     PeerLost,
+    RequestError,
     TensorCastError,
     UnsupportedPlatform,
 )
 from tensorcast_dask.instance.handles import Artifact, Registered
 from tensorcast_dask.instance.reads import Reads, left
+from tensorcast_dask.tensors.devices import parse_devices
 from tensorcast_dask.tensors.ids import ArtifactId, check_name
 from tensorcast_dask.tensors.messages import (
     Abort,
@@ -54,7 +60,8 @@ from tensorcast_dask.tensors.messages import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from tensorcast_dask.dataplane.arrays import Source
+    from tensorcast_dask.dataplane.arrays import LentSlabs, Source
+    from tensorcast_dask.dataplane.devices import Device
     from tensorcast_dask.dataplane.framing import Frame
     from tensorcast_dask.dataplane.reading import Found
     from tensorcast_dask.instance.catalog import CatalogSession
@@ -96,6 +103,8 @@ class Artifacts:
         node: NodeId,
     ) -> None:
         self._node = node
+        #: Whose processes share emulated devices; "" is the environment's.
+        self.run_dir = ""
         self._reads = Reads(line, session, card)
         #: Until when what is called now may take.
         self.until_s = float("inf")
@@ -116,10 +125,13 @@ class Artifacts:
         *,
         labels: Mapping[str, str] | None,
         version: int | str | None,
+        copy: bool = False,
         within_s: float,
     ) -> Registered:
         """Lend tensors (rule 1)."""
-        index, sources = arrays.canonical(tensors)
+        index, described = arrays.canonical(tensors)
+        settle = partial(arrays.settle, described)
+        sources, slabs = self._by_handle(index, described, copy=copy)
         spans, others = arrays.spans(sources, index)
         allow_reader(self._card().pid)
         until_s = self._until(within_s)
@@ -140,14 +152,38 @@ class Artifacts:
             spans=spans,
             whole=not others,
             labels=dict(labels or {}),
+            device="" if slabs is None else slabs.device,
+            slabs=() if slabs is None else slabs.handles,
+            slab_spans=b"" if slabs is None else slabs.spans,
         )
-        registered = Registered(self, lend, index, sources)
+        registered = Registered(self, lend, index, sources, settle=settle)
         with self._given_back(created):
             with self._lock:
                 self._lent[created.generation] = registered
             self._line.ask(lend, Done, within_s=left(until_s))
             registered.info = self._commit(created, until_s)
         return registered
+
+    def _by_handle(
+        self, index: Index, sources: Sequence[Source], *, copy: bool
+    ) -> tuple[Sequence[Source], LentSlabs | None]:
+        """Make handles of what lies on one device; where it has none, a copy when asked."""
+        with contextlib.suppress(RequestError, DeviceError):  # its library reads it
+            sources = arrays.adopted(sources, self._device)
+        try:
+            return sources, arrays.lent_slabs(index, sources)
+        except RequestError:
+            if not copy:
+                raise
+        return arrays.staged(sources, index), None
+
+    def _device(self, name: str) -> Device:
+        try:
+            spec = parse_devices(os.environ.get("TENSORCAST_DEVICE") or None)
+        except ValueError as error:
+            message = f"TENSORCAST_DEVICE {error}"
+            raise InvalidArgument(message) from error
+        return OwnDevices(spec, self.run_dir).open(name).device
 
     def lends(self, registered: Registered) -> bool:
         """Whether it is lent still."""

@@ -173,6 +173,7 @@ class Instance:
         self._artifacts = Artifacts(
             self._line, self._session, self._own_card, NodeId(self.attachment)
         )
+        self._artifacts.run_dir = choice["run_dir"]
         self._contract = Contract(engine, self._artifacts, self)
         self._connect()
         self._line.thread = threading.Thread(
@@ -331,9 +332,13 @@ class Instance:
         *,
         labels: Mapping[str, str] | None = None,
         version: int | str | None = None,
+        copy: bool = False,
         deadline: float | None = None,
     ) -> Registered:
         """Lend tensors to the cluster, without a copy; this process keeps them.
+
+        Tensors that lie on one device are lent by handle; who has the device too copies them
+        there.
 
         Parameters
         ----------
@@ -345,6 +350,8 @@ class Instance:
             To find it by.
         version : int or "next", optional
             Another version of an id that exists.
+        copy : bool
+            Lend a copy in host memory where memory on a device has no handle.
         deadline : float, optional
             Seconds; None is 600.
 
@@ -352,10 +359,16 @@ class Instance:
         -------
         Registered
             With `info`, `mutate()` and `release()`.
+
+        Raises
+        ------
+        UnsupportedPlatform, Unimplemented
+            For memory on a device that other processes cannot open; it names the setting.
         """
         self._check()
+        within_s = _seconds(deadline)
         return self._artifacts.register(
-            tensors, id, labels=labels, version=version, within_s=_seconds(deadline)
+            tensors, id, labels=labels, version=version, copy=copy, within_s=within_s
         )
 
     def put(

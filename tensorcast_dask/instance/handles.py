@@ -10,7 +10,7 @@ from tensorcast_dask.dataplane import arrays
 from tensorcast_dask.exceptions import LeaseExpired
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from tensorcast_dask.dataplane.arrays import Source
     from tensorcast_dask.dataplane.reading import Found
@@ -101,8 +101,11 @@ class Registered:
         lend: Lend,
         index: Index,
         sources: Sequence[Source],
+        *,
+        settle: Callable[[], None],
     ) -> None:
         self._artifacts = artifacts
+        self._settle = settle
         self.lend = lend
         self._content = arrays.RangeReader(sources, index)
         self._lock = threading.Lock()
@@ -134,6 +137,8 @@ class Registered:
             self._inside += 1 if into else -1
             if bool(before) == bool(self._inside):
                 return
+            if not into:
+                self._settle()
             self.stamp += 1
             self._artifacts.mutating(self)
 

@@ -7,6 +7,8 @@ Rules:
 2. Bytes count only when the instance lives after they were read: a pid that was given to
    another process meanwhile shows nothing.
 3. What is read while the stamp changes is read again.
+4. What lies on a device is handed out by handle to who has the device too; for anybody else
+   the instance is asked.
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ def record_of_lent(lend: Lend) -> ReplicaRecord:
         generation=lend.generation,
         id=lend.id,
         version=lend.version,
-        tier=Tier.HOST,
+        tier=Tier.DEVICE if lend.device else Tier.HOST,
         nbytes=index.nbytes,
         index_digest=index.digest(),
         labels=lend.labels,
@@ -88,7 +90,8 @@ class RemoteMemory:
         self._watch = watch
         self._ask = ask
         #: Whether `process_vm_readv` gives all of it.
-        self._direct = lend.whole
+        self._direct = lend.whole and not lend.device
+        self._on_device = lend.device, lend.slabs, lend.slab_spans
         self._changed = threading.Condition()
         self._stamp = 0
 
@@ -96,9 +99,10 @@ class RemoteMemory:
         """See `LentMemory`."""
         return (self._watch.pid, self._packed) if self._direct else (0, b"")
 
-    def slabs(self, device: str) -> tuple[tuple[bytes, ...], bytes]:  # noqa: ARG002 - a lender's
-        """See `LentMemory`: an instance lends host memory."""
-        return (), b""
+    def slabs(self, device: str) -> tuple[tuple[bytes, ...], bytes]:
+        """See `LentMemory`."""
+        on, handles, spans = self._on_device
+        return (handles, spans) if on == device else ((), b"")
 
     def mutating(self, stamp: int) -> None:
         """Take the owner's word on its content."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import tensorcast_dask as tc
 from tensorcast_dask.dataplane import arrays
 from tensorcast_dask.dataplane.devices import Device, open_device
 from tensorcast_dask.exceptions import UnsupportedPlatform
@@ -54,6 +56,30 @@ def test_an_array_is_taken_as_it_lies_and_lent_by_handle(
     assert lent is not None
     assert lent.device == device.id.uuid
     assert len(lent.handles) == 1
+
+
+@pytest.mark.parametrize("library", ["cupy", "torch"])
+def test_an_array_is_filled_where_it_lies_from_the_nodes_device(
+    library: str, device: Device, tmp_path: Path
+) -> None:
+    del device  # there is one
+    tmp_path.chmod(0o700)
+    target = array_of(library)
+    with (
+        tc.LocalCluster(
+            1,
+            processes=False,
+            host_memory="64 MiB",
+            device_memory="64 MiB",
+            settings={"run-dir": str(tmp_path), "device": "cupy"},
+        ) as cluster,
+        tc.connect(cluster) as cast,
+    ):
+        artifact = cast.put({"a": VALUES + 1}, "weights")
+        cast.prefetch(artifact, device="device", wait=True).result()
+        cast.bind(artifact, {"a": target})
+        got = target.get() if library == "cupy" else target.cpu().numpy()
+        assert got.tobytes() == (VALUES + 1).tobytes()
 
 
 def test_memory_of_a_pool_is_refused_by_its_setting(device: Device) -> None:

@@ -267,12 +267,16 @@ def fill(
 async def bind(
     core: Core, info: ArtifactInfo, targets: Mapping[str, Any], limit: Deadline
 ) -> bool:
-    """Fill tensors of one device from a holder's; False, and nothing done, without one."""
-    found = [value for value in targets.values() if isinstance(value, DeviceTensor)]
-    own = core.devices.opened(found[0].device) if found else None
-    if own is None or len(found) < len(targets) or info.view:
+    """Fill tensors of one device from a holder's; False, and nothing done, without one.
+
+    Tensors of a library are filled where they lie, when its work on them is done.
+    """
+    first = next(iter(targets.values()), None)
+    if info.view or not arrays.lies_on_device(first):
         return False
-    if any(value.device is not own.device for value in found):
+    found = await core.in_thread(_lying, core, targets)
+    own = core.devices.opened(found[0].device) if found else None
+    if own is None:
         return False
     cards = await holders(core, info, limit)
 
@@ -280,7 +284,7 @@ async def bind(
         index = core.stores.index(info.generation, source.open().index)
         check_targets(index, targets)
         places = []
-        for name, target in targets.items():
+        for name, target in zip(targets, found, strict=True):
             at = index.position(name)
             if index.sizes[at]:
                 places.append((index.offsets[at], index.sizes[at], target.place))
@@ -289,3 +293,11 @@ async def bind(
 
     done = await core.in_thread(_reached, core, info, own, limit, cards, filled)
     return bool(done)
+
+
+def _lying(core: Core, targets: Mapping[str, Any]) -> list[DeviceTensor]:
+    """Describe targets that all lie on one device of this process; none when they do not. Blocks."""
+    sources = adopted(core, arrays.describe(targets))
+    tensors = [s.value for s in sources if isinstance(s.value, DeviceTensor)]
+    alone = len({id(tensor.device) for tensor in tensors}) == 1
+    return tensors if alone and len(tensors) == len(targets) else []

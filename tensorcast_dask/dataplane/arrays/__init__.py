@@ -23,7 +23,11 @@ from tensorcast_dask.dataplane.arrays.copying import (
     staged,
     zero_gaps,
 )
-from tensorcast_dask.dataplane.arrays.cuda_arrays import adopted, settle
+from tensorcast_dask.dataplane.arrays.cuda_arrays import (
+    adopted,
+    lies_on_device,
+    settle,
+)
 from tensorcast_dask.dataplane.arrays.making import (
     RawTensor,
     default_framework,
@@ -58,6 +62,7 @@ __all__ = [
     "describe",
     "fill_slab",
     "lent_slabs",
+    "lies_on_device",
     "materialise",
     "materialise_on",
     "resident_bytes",

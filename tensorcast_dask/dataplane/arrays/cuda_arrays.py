@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tensorcast_dask.dataplane.arrays.contract import Bytes
     from tensorcast_dask.dataplane.devices import Device
 
-__all__ = ["CupyBackend", "adopted", "kind_of", "settle"]
+__all__ = ["CupyBackend", "adopted", "kind_of", "lies_on_device", "settle"]
 
 _ON_DEVICE = DeviceBackend()
 
@@ -71,6 +71,11 @@ def settle(sources: Sequence[Source]) -> None:
             waits["cupy", value.device.id] = value.device.synchronize
     for wait in waits.values():
         wait()
+
+
+def lies_on_device(value: object) -> bool:
+    """Say whether a tensor lies on a device so that it can be taken as it is (rule 1)."""
+    return isinstance(value, DeviceTensor) or _place_of(value) is not None
 
 
 def _adopted(source: Source, opened: Callable[[str], Device]) -> Source:

@@ -17,6 +17,7 @@ import pytest
 import tensorcast_dask as tc
 from tensorcast_dask.dataplane.devices import own
 from tensorcast_dask.exceptions import DataLost, Gone, Mismatch, UnsupportedPlatform
+from tensorcast_dask.instance import attach
 from tests.kit.eventually import eventually
 
 MIB = 1 << 20
@@ -186,6 +187,30 @@ def test_tensors_of_a_device_are_lent_by_handle(cast: tc.Session) -> None:
         artifact.tensor_dict(device="emulated:0")
 
 
+def test_an_instance_lends_tensors_of_a_device_by_handle(
+    cast: tc.Session, run_dir: Path
+) -> None:
+    first, second = tensors(10), tensors(11)
+    mine = cast.put(first, "mine").tensor_dict(device="emulated:0")
+    with attach("engine", run_dir=str(run_dir)) as instance:
+        lent = instance.register(mine, "lent")
+        artifact = cast.artifact("lent")
+        (place,) = artifact.locations()
+        assert (place.tier, artifact.owner) == ("device", "caller")
+        got = artifact.tensor_dict(device="emulated:0")
+        assert raw(got) == bits(first)
+        assert got["w"].place.memory is not mine["w"].place.memory
+        with lent.mutate():
+            cast.bind(cast.put(second, "next"), mine)
+        cast.bind(artifact, got)
+        assert raw(got) == bits(second)
+        host = artifact.tensor_dict(framework="numpy")
+        assert {name: one.tobytes() for name, one in host.items()} == bits(second)
+        lent.release()
+        with pytest.raises(Gone):
+            artifact.tensor_dict(device="emulated:0")
+
+
 def test_memory_that_no_handle_opens_is_lent_as_a_copy_when_asked(
     cluster: tc.LocalCluster, run_dir: Path
 ) -> None:
@@ -200,6 +225,13 @@ def test_memory_that_no_handle_opens_is_lent_as_a_copy_when_asked(
             UnsupportedPlatform, match=r"take :pool off tensorcast\.device"
         ):
             pooled.register(mine, "lent")
+        with attach("engine", run_dir=str(run_dir)) as instance:
+            with pytest.raises(UnsupportedPlatform, match=":pool"):
+                instance.register(mine, "by an instance")
+            instance.register(mine, "by an instance", copy=True)
+            copy = pooled.artifact("by an instance")
+            assert copy.locations()[0].tier == "host"
+            assert raw(copy.tensor_dict(device="emulated:0")) == bits(tensors(1))
         lent = pooled.register(mine, "lent", copy=True)
         assert raw(lent.tensor_dict(device="emulated:0")) == bits(tensors(1))
         pooled.release(lent)

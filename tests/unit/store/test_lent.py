@@ -15,7 +15,7 @@ from tensorcast_dask.exceptions import CorruptFile, InvalidArgument, OwnerGone
 from tensorcast_dask.store import lent
 from tensorcast_dask.store.lent import RemoteMemory
 from tensorcast_dask.tensors.ids import ArtifactId, Generation, RequestId, Version
-from tensorcast_dask.tensors.messages import Lend, Owner
+from tensorcast_dask.tensors.messages import Lend, Owner, Tier
 
 TENSORS: dict[str, np.ndarray] = {
     "a": np.arange(1000, dtype=np.uint8),
@@ -122,6 +122,21 @@ def test_memory_of_a_process_that_has_ended_is_gone() -> None:
         memory.part(0, memoryview(bytearray(4)))
     with pytest.raises(OwnerGone):
         memory.stamp()
+
+
+def test_memory_on_a_device_is_given_by_handle_to_who_has_it_and_by_its_owner() -> None:
+    asked: list[int] = []
+    memory = RemoteMemory(
+        lend(device="EMU-1", slabs=(b"handle",), slab_spans=b"spans", spans=b""),
+        PidWatch(os.getpid()),
+        lambda _, start, __: asked.append(start),
+    )
+    assert memory.record.tier is Tier.DEVICE
+    assert memory.slabs("EMU-1") == ((b"handle",), b"spans")
+    assert memory.slabs("EMU-2") == ((), b"")
+    assert memory.where() == (0, b"")
+    memory.part(4, memoryview(bytearray(4)))
+    assert asked == [4]
 
 
 @pytest.mark.parametrize(
