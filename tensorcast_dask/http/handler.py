@@ -238,7 +238,7 @@ class GatewayHandler(RequestHandler):
                 coming.cancel()
                 await asyncio.wait({coming})
             with contextlib.suppress(TensorCastError):
-                await self._gateway.on_loop(events.aclose())
+                await self._gateway.on_loop(_ended(events))
 
     async def _next(self, events: AsyncGenerator[bytes, None]) -> bytes | None:
         return await self._gateway.on_loop(_anext(events))
@@ -295,3 +295,9 @@ class GatewayHandler(RequestHandler):
 
 async def _anext(events: AsyncGenerator[bytes, None]) -> bytes | None:
     return await anext(events, None)
+
+
+async def _ended(events: AsyncGenerator[bytes, None]) -> None:
+    """End a stream; one that is running was cancelled, and ends by itself."""
+    if not getattr(events, "ag_running", False):
+        await events.aclose()

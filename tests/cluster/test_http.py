@@ -18,13 +18,16 @@ import jsonschema
 import numpy as np
 import pytest
 from distributed import LocalCluster, secede
+from tornado.httpserver import HTTPServer
+from tornado.netutil import bind_sockets
+from tornado.web import Application
 
 import tensorcast_dask as tc
 from tensorcast_dask.dataplane import auth
 from tensorcast_dask.exceptions import CatalogUnavailable, DeadlineExceeded
 from tensorcast_dask.http.desk import Answer, Conditions
 from tensorcast_dask.http.gateway import Gateway, Limits, _send_all
-from tensorcast_dask.http.server import Server
+from tensorcast_dask.http.server import Server, _NodeHandler
 from tensorcast_dask.http.state.routes import Asked
 from tensorcast_dask.scheduler_plugin.dask_private import EXTENSION
 from tensorcast_dask.worker_plugin.context import keeper_of
@@ -222,6 +225,11 @@ def test_a_plan_is_begun_watched_shown_and_cancelled(curl: Curl) -> None:
     assert json.loads(event.partition("data: ")[2]) == done
     assert curl("/v1/plans", "-d", plan, token=True).json == done
     assert key in [one["key"] for one in curl("/v1/plans").json["plans"]]
+    call = {"name": "c", "kind": "call", "instance": "e", "options": {"function": "f"}}
+    wrong = curl(
+        "/v1/plans", "-d", json.dumps({"steps": [call | {"args": "////"}]}), token=True
+    )
+    assert (wrong.status, wrong.json["error"]["kind"]) == (400, "InvalidArgument")
     other = json.dumps({"context": {"key": key}, "steps": []})
     assert curl("/v1/plans", "-d", other, token=True).status == 409
     assert curl(f"/v1/plans/{key}/cancel", "-X", "POST", token=True).status == 202
@@ -463,6 +471,51 @@ async def test_who_has_gone_keeps_a_place_only_for_what_is_done() -> None:
         assert gateway.dropped == 1
     finally:
         await server.close()
+
+
+class Lingering(Scene):
+    """A gateway whose streams take a moment to end."""
+
+    ended = False
+
+    async def _endless(self) -> AsyncGenerator[bytes, None]:
+        try:
+            yield b": one\n\n"
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0.2)  # scene: it has something to say yet
+            self.ended = True
+
+
+@on_loop
+async def _leave_a_stream_of_another_loop() -> None:
+    gateway = Lingering(
+        no_session, token=TOKEN, limits=Limits(connections=1, watchers=1, reads=1)
+    )
+    server = HTTPServer(Application([(r".*", _NodeHandler)], gateway=gateway))
+    (listening,) = bind_sockets(0, "127.0.0.1")
+    server.add_socket(listening)
+    try:
+        reader, writer = await asyncio.open_connection(*listening.getsockname())
+        writer.write(b"GET /v1/signals/stream HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        await reader.readuntil(b": one")
+        writer.close()
+        await eventually_async(
+            lambda: gateway.ended and not gateway.requests.taken,
+            within_s=30,
+            what="the stream has ended",
+        )
+    finally:
+        server.stop()
+        await server.close_all_connections()
+        await gateway.close()
+
+
+def test_a_stream_that_is_left_ends_without_a_word_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    _leave_a_stream_of_another_loop()
+    assert "failed" not in caplog.text
 
 
 def gateway_has(gateway: Scene, entered: int) -> bool:

@@ -39,6 +39,7 @@ from tensorcast_dask.exceptions import (
     InvalidArgument,
     Unimplemented,
     UnsupportedPlatform,
+    WrongPeer,
 )
 from tensorcast_dask.notebook.cards import plan_card
 from tensorcast_dask.notebook.drawing import Picture, as_svg
@@ -465,7 +466,12 @@ class Plan:
 
 def _check_args(step: Step) -> None:
     """Refuse arguments that take the result of a step which is not waited for."""
-    for reference in values.references(step.args):
+    try:
+        references = list(values.references(step.args))
+    except WrongPeer as error:
+        message = f"step {step.name!r} has args that are no values: {error.message}"
+        raise InvalidArgument(message) from error
+    for reference in references:
         if isinstance(reference, StepRef) and reference.step not in step.uses:
             message = f"step {step.name!r} takes {reference.step!r}, which is not among its uses"
             raise InvalidArgument(message)
