@@ -7,7 +7,14 @@ from pathlib import Path
 
 import click
 
-from tensorcast_dask.cli.options import POSITIVE, of_version, on_cluster, pairs, session
+from tensorcast_dask.cli.options import (
+    POSITIVE,
+    Seconds,
+    of_version,
+    on_cluster,
+    pairs,
+    session,
+)
 from tensorcast_dask.cli.output import run, show_json, show_table, success
 from tensorcast_dask.exceptions import NotFound
 from tensorcast_dask.tensors.quantities import human_bytes
@@ -304,7 +311,7 @@ def alias(
 @click.argument("id_", metavar="ID")
 @of_version
 @click.option(
-    "--ttl", type=click.FloatRange(min=0, min_open=True), help="Seconds; else for ever."
+    "--ttl", type=Seconds(min=0, min_open=True), help="Seconds; else for ever."
 )
 @on_cluster
 def pin(

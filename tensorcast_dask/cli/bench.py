@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from tensorcast_dask.exceptions import TensorCastError
+from tensorcast_dask.dataplane.memory import private
+from tensorcast_dask.exceptions import CapacityError, TensorCastError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -48,7 +49,14 @@ def measure(cast: Any, *, nbytes: int, rounds: int) -> Iterator[Figure]:
     import numpy as np
 
     name = f"tensorcast-bench/{secrets.token_hex(6)}"
-    tensor = np.random.default_rng(1).integers(0, 255, nbytes, np.uint8)
+    try:
+        tensor = np.frombuffer(private(nbytes), np.uint8)
+    except (OSError, OverflowError) as error:
+        message = f"this machine has no memory of {nbytes} bytes; give a smaller --size"
+        raise CapacityError(message) from error
+    block = np.random.default_rng(1).integers(0, 255, min(nbytes, 1 << 20), np.uint8)
+    for start in range(0, nbytes, len(block)):
+        tensor[start : start + len(block)] = block[: nbytes - start]
     try:
         yield _of("one question to the catalog", lambda: cast.exists(name), _CALLS)
         yield from _bytes(cast, name, {"w": tensor}, rounds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "POSITIVE",
+    "Seconds",
     "as_json",
     "of_version",
     "on_cluster",
@@ -23,6 +25,20 @@ __all__ = [
 POSITIVE: Final = click.IntRange(min=1)
 
 _OPEN_S: Final = 10.0
+
+
+class Seconds(click.FloatRange):
+    """Seconds; NaN, which is in every range for click, is none."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Read them."""
+        seconds: float = super().convert(value, param, ctx)
+        if math.isnan(seconds):
+            self.fail(f"{value!r} is no number of seconds", param, ctx)
+        return seconds
+
 
 as_json = click.option(
     "--json", "as_json", is_flag=True, help="Print JSON for programs."

@@ -15,6 +15,7 @@ Rules:
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -29,10 +30,14 @@ from tensorcast_dask.exceptions import ReachError, TensorCastError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-__all__ = ["plain", "run", "show_json", "show_table", "success"]
+    from rich.console import Console
+
+__all__ = ["console", "plain", "run", "show_json", "show_table", "success"]
 
 _PIPE_COLUMNS: Final = 10_000
 _INTERRUPTED: Final = 130
+#: What writing a file comes to, and no connection does.
+_OF_FILES: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 #: The largest integer up to which a double holds all of them.
 _EXACT: Final = (1 << 53) - 1
 
@@ -72,7 +77,6 @@ def show_table(
     title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]
 ) -> None:
     """Print a table."""
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(title=title or None, title_justify="left", header_style="bold")
@@ -82,7 +86,18 @@ def show_table(
         table.add_row(*(str(cell) for cell in row))
     # Into a pipe every row is one line, however long; text is shown as it is.
     width = None if sys.stdout.isatty() else _PIPE_COLUMNS
-    Console(width=width, markup=False, highlight=False, emoji=False).print(table)
+    console(width=width, markup=False, highlight=False, emoji=False).print(table)
+
+
+def console(**options: Any) -> Console:
+    """Make what draws on standard output; to rich a reader that went away is an error (rule 5)."""
+    from rich.console import Console
+
+    class Screen(Console):
+        def on_broken_pipe(self) -> None:
+            raise  # noqa: PLE0704 - what it is called for
+
+    return Screen(**options)
 
 
 def success(text: str) -> None:
@@ -100,6 +115,9 @@ def run(action: Callable[[], None]) -> None:
     except BrokenPipeError:  # rule 5
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:
+        if error.filename is not None or error.errno in _OF_FILES:
+            click.echo(f"FileError: {error}", err=True)
+            sys.exit(1)
         click.echo(f"CatalogUnavailable: {error}; is the address right?", err=True)
         sys.exit(3)
     except KeyboardInterrupt:

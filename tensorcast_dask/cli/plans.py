@@ -8,7 +8,7 @@ from typing import Any
 import click
 import msgspec
 
-from tensorcast_dask.cli.options import POSITIVE, on_cluster, session
+from tensorcast_dask.cli.options import POSITIVE, Seconds, on_cluster, session
 from tensorcast_dask.cli.output import run, show_json, show_table, success
 from tensorcast_dask.tensors.quantities import human_bytes
 
@@ -27,7 +27,7 @@ def plan() -> None:
 @click.option("-k", "--key", help="Idempotency key, in place of the plan's own.")
 @click.option(
     "--ddl",
-    type=click.FloatRange(min=0),
+    type=Seconds(min=0),
     help="Seconds for all of it, in place of the plan's own.",
 )
 @click.option("-c", "--concurrency", type=POSITIVE, help="Most steps at once.")

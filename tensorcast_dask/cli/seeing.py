@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from tensorcast_dask.cli.options import POSITIVE, on_cluster, session
-from tensorcast_dask.cli.output import run, show_json
+from tensorcast_dask.cli.options import POSITIVE, Seconds, on_cluster, session
+from tensorcast_dask.cli.output import console, run, show_json
 from tensorcast_dask.exceptions import AbsentError
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ _ROWS_UNSEEN: Final = 1000
 _every = click.option(
     "-e",
     "--every",
-    type=click.FloatRange(min=0.1),
+    type=Seconds(min=0.1, max=3600),
     default=1.0,
     show_default=True,
     help="Seconds between two looks.",
@@ -50,7 +50,7 @@ def top(every: float, once: bool, scheduler: str | None, as_json: bool) -> None:
         with session(scheduler) as cast:
             if as_json:
                 show_json(_look(cast, _ROWS_UNSEEN))
-            elif once or not sys.stdout.isatty():
+            elif once or not sys.stdout.isatty() or console().is_dumb_terminal:
                 _print(_look(cast, _ROWS_UNSEEN))
             else:
                 _live(cast, every)
@@ -66,27 +66,28 @@ def _look(cast: Any, rows: int) -> Frame:
 
 
 def _print(frame: Frame) -> None:
-    from rich.console import Console
-
     from tensorcast_dask.cli.screen import draw
 
     width = None if sys.stdout.isatty() else 200
-    Console(width=width).print(draw(frame))
+    console(width=width).print(draw(frame))
 
 
 def _live(cast: Any, every: float) -> None:
-    from rich.console import Console
     from rich.live import Live
 
+    from tensorcast_dask.cli.local import interruptible
     from tensorcast_dask.cli.screen import draw
 
-    console = Console()
+    screen = console()
 
     def picture() -> Any:
-        rows = max(1, (console.size.height - _FIXED_ROWS) // _TABLES)
+        rows = max(1, (screen.size.height - _FIXED_ROWS) // _TABLES)
         return draw(_look(cast, rows))
 
-    with Live(picture(), console=console, screen=True, auto_refresh=False) as live:
+    with (  # a signal to end leaves the terminal as it was
+        interruptible(),
+        Live(picture(), console=screen, screen=True, auto_refresh=False) as live,
+    ):
         while True:
             time.sleep(every)
             live.update(picture(), refresh=True)
@@ -95,9 +96,7 @@ def _live(cast: Any, every: float) -> None:
 @click.command()
 @click.argument("prefixes", nargs=-1)
 @_every
-@click.option(
-    "--seconds", type=click.FloatRange(min=0), help="When it ends; else with Ctrl-C."
-)
+@click.option("--seconds", type=Seconds(min=0), help="When it ends; else with Ctrl-C.")
 @click.option(
     "-n",
     "--count",

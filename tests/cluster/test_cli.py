@@ -155,6 +155,7 @@ def test_a_benchmark_leaves_nothing_behind(operator: Operator) -> None:
     assert all(one["seconds"] > 0 for one in figures)
     after = operator.cast.debug_state()["catalog"]
     assert (after["artifacts"], after["pins"]) == (before["artifacts"], before["pins"])
+    assert "CapacityError" in operator("bench", "--size", "1e30", status=1)[1]
     assert "'1 parsec'" in operator("bench", "--size", "1 parsec", status=2)[1]
 
 

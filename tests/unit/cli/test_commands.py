@@ -37,3 +37,18 @@ def test_the_words_of_every_command_are_completed(shell: str) -> None:
     }
     offered = CliRunner().invoke(main, prog_name="tensorcast", env=asked).output
     assert ("plan" if shell == "fish" else "show") in offered
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "top -e nan",
+        "top -e inf",
+        "watch --seconds nan",
+        "pin a --ttl nan",
+        "plan run - --ddl nan",
+    ],
+)
+def test_what_is_no_number_of_seconds_is_wrong_usage(words: str) -> None:
+    said = CliRunner().invoke(main, words.split())
+    assert (said.exit_code, "Invalid value" in said.output) == (2, True)
