@@ -75,7 +75,7 @@ class UcxContract(TransportContract):
         within_s: float = 10.0,
         stall_s: float = 5.0,
     ) -> Source:
-        changes: dict[str, object] = {"stall_s": stall_s}
+        changes: dict[str, object] = {"stall_s": 5.0}
         if token is not None:
             changes["token"] = token
         context = Context(
@@ -90,6 +90,7 @@ class UcxContract(TransportContract):
         until_s = time.monotonic() + within_s
         assert isinstance(source, UcxSource)
         source._context = replace(context, until_s=until_s)
+        source._way.channel.stream.stall_s = stall_s
         return source
 
     def test_a_holder_without_bytes_has_no_chunks(self) -> None:
