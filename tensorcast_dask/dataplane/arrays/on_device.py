@@ -287,7 +287,7 @@ def materialise_on(
 
 
 def _maker(holding: Holding, framework: str | None) -> Any:  # noqa: ANN401 - one of ours
-    if framework == "raw" or holding.device.id.family == "emulated":
+    if framework == "raw" or not holding.device.libraries:
         if framework not in (None, "raw"):
             message = f"{framework} has no arrays on {holding.device.id}; ask for framework='raw'"
             raise UnsupportedPlatform(message)
@@ -295,7 +295,10 @@ def _maker(holding: Holding, framework: str | None) -> Any:  # noqa: ANN401 - on
     if framework is None:
         framework = "cupy" if importlib.util.find_spec("torch") is None else "torch"
     makers = {"torch": _torch, "cupy": _cupy}
-    if framework not in makers or importlib.util.find_spec(framework) is None:
+    if (
+        framework not in holding.device.libraries
+        or importlib.util.find_spec(framework) is None
+    ):
         message = f"framework={framework!r} is not here for arrays on a device; ask for torch, cupy or raw"
         raise UnsupportedPlatform(message)
     return makers[framework]

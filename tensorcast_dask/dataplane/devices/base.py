@@ -263,6 +263,8 @@ class Driver(Protocol):
     """
 
     id: DeviceId
+    #: Array libraries that make arrays over its memory: what `wrap` gives is known to them.
+    libraries: tuple[str, ...]
 
     def allocate(self, nbytes: int) -> int:
         """Make a slab that can be exported alone; its address."""

@@ -91,6 +91,7 @@ class CupyDriver:
 
     def __init__(self, device: DeviceId) -> None:
         self.id = device
+        self.libraries: tuple[str, ...] = ("torch", "cupy")
         self._cuda = _cupy().cuda
         self._runtime = self._cuda.runtime
         self._streams: dict[int, Any] = {}

@@ -147,6 +147,8 @@ class Device:
 
     def __init__(self, driver: Driver, *, process: str = "") -> None:
         self.id = driver.id
+        #: Array libraries that make arrays over its memory, for `wrap`.
+        self.libraries = driver.libraries
         self.lock = threading.RLock()
         self._driver = driver
         self._process = process or process_token()

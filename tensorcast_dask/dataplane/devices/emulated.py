@@ -173,6 +173,7 @@ class EmulatedDriver:
             message = "emulated devices need Linux's memory files; use another machine"
             raise UnsupportedPlatform(message)
         self.id = device
+        self.libraries: tuple[str, ...] = ()
         self.engine = Engine(scheduler)
         self._pool = pool
         self._lock = threading.Lock()

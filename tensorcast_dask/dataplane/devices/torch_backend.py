@@ -110,6 +110,7 @@ class TorchDriver:
 
     def __init__(self, device: DeviceId) -> None:
         self.id = device
+        self.libraries: tuple[str, ...] = ("torch", "cupy")
         self._torch = _torch()
         self._device = self._torch.device("cuda", device.ordinal)
         self._streams: dict[int, Any] = {}
