@@ -73,7 +73,7 @@ class SimNode:
 
     def __post_init__(self) -> None:
         self.life = Life(self.name)
-        self.born_s = self.world.time.now_s
+        self.born_s = self.welcomed_s = self.world.time.now_s
         self.node = NodeId(self.name)
         self.adoption = adoption.Adoption(orphan_ttl_s=10_000.0)
         self.store = SimStore(
@@ -246,6 +246,7 @@ class SimNode:
     # -------------------------------------------------------------- lease
     def _welcomed(self, welcome: m.NodeWelcome, sent_s: float) -> None:
         self.greeted = self.up = True
+        self.welcomed_s = self.world.time.now_s
         self.seen_epoch = max(self.seen_epoch, welcome.epoch)
         self.sent_s.clear()
         self.lease_until_s = max(self.lease_until_s, sent_s + welcome.lease_ttl_s)

@@ -31,6 +31,8 @@ __all__ = ["Watch"]
 #: A catalog may believe so long that a node lives which died: lease, doubt, and the time
 #: that its word needs to a node that is hard to reach.
 BELIEF_S = 25.0
+#: What an answer may wait for, from when it was decided on.
+JUST_S = 1.0
 #: A repeat may be refused in these ways without the first answer being taken back.
 _FOR_NOW = ("CatalogUnavailable", "StaleOwner", "Unknown")
 #: The journal is looked at here, not asked for its sequence number.
@@ -73,6 +75,10 @@ class Watch:
     pins: dict[int, RequestId] = field(default_factory=dict)
     requests: dict[RequestId, Any] = field(default_factory=dict)
     answers: dict[RequestId, m.Answer] = field(default_factory=dict)
+    #: Who was given up when a destroy was answered, and was not waited for, by request.
+    away: dict[RequestId, set[NodeId]] = field(default_factory=dict)
+    #: The same by what was destroyed.
+    unwaited: dict[Generation, set[NodeId]] = field(default_factory=dict)
     #: Asked before rows were lost: an answer may be of what is lost.
     unbound: dict[RequestId, None] = field(default_factory=dict)
     #: What was carried out, by its name: by which lives.
@@ -107,6 +113,8 @@ class Watch:
         if isinstance(reply.value, m.ArtifactInfo):
             self._on_disk(reply.value)
         request = self.requests.get(reply.rid)
+        if isinstance(reply.value, m.Destroyed):
+            self.away[reply.rid] = self._away(scheduler)
         if isinstance(request, m.Create) and isinstance(reply.value, m.Created):
             value = reply.value
             facts = (request.id, int(value.version), request.nbytes)
@@ -120,6 +128,20 @@ class Watch:
             facts = (info.id, int(info.version), info.nbytes)
             self.created.setdefault(info.generation, facts)
             self._doom(info.id)
+
+    def _away(self, scheduler: SimScheduler) -> set[NodeId]:
+        """Who is not live, or has just come back: the destroy was decided on before."""
+        live = {
+            name
+            for name, one in scheduler.catalog.nodes.records.items()
+            if one.live and not one.claiming
+        }
+        now_s = self.world.time.now_s
+        return {
+            node.node
+            for node in self.world.alive()
+            if node.node not in live or now_s - node.welcomed_s < JUST_S
+        }
 
     def _makes(self, request: Any, info: m.ArtifactInfo) -> bool:
         """Whether this is the answer to what made the version by itself."""
@@ -207,6 +229,8 @@ class Watch:
             )
             if meant and generation in self.doomed:
                 self.destroyed[generation] = None
+                away = self.away.get(request.rid, set())
+                self.unwaited.setdefault(generation, set()).update(away)
 
     # -------------------------------------------------------------- calls
     def carried_out(self, instance: SimInstance, call: m.Call) -> None:
@@ -304,10 +328,11 @@ class Watch:
     def read_after_its_end(self, node: SimNode, generation: Generation) -> None:
         """No read that begins after destroy was answered finds it.
 
-        Except at a node that has lost its lease: it was not waited for.
+        Except at a node that has lost its lease, or had: it was not waited for.
         """
         self.count("read after its end")
-        assert node.lease_left_s() <= 0.0, (
+        was_away = node.node in self.unwaited.get(generation, ())
+        assert was_away or node.lease_left_s() <= 0.0, (
             f"{node.name} gave generation {generation} after its end was acknowledged"
         )
 

@@ -193,6 +193,7 @@ class Catalog:
         self.inventories.on_announced = self.creations.announced
         self.inventories.on_withdrawn = self.creations.withdrawn
         self.inventories.on_complete = self.creations.claimed
+        self.relocations.on_leave = self.creations.node_gone
 
     @property
     def epoch(self) -> Epoch:

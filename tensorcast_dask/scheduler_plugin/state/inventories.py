@@ -191,7 +191,11 @@ class Inventories:
             return False
         if one.content_digest and not record.content_digest:
             record.content_digest = one.content_digest
-        self._replicas.add(record, node, one.tier)
+        if one.published and not record.published and self.rebuilding:
+            # The row that said so is lost; a node was told of it in an earlier life.
+            self._names.publish(record)
+            self._outbox.persist(version_row(record), record.id, record.generation)
+        self._replicas.add(record, node, one.tier, published=one.published)
         return True
 
     def _stray(self, record: VersionRecord, node: NodeRecord) -> None:

@@ -11,7 +11,7 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -69,7 +69,15 @@ class _Drain:
 
 
 class Relocations:
-    """Requests that move bytes."""
+    """Requests that move bytes.
+
+    Attributes
+    ----------
+    on_leave : callable
+        Told of a node that was emptied and is about to end.
+    """
+
+    on_leave: Callable[[NodeRecord], None]
 
     def __init__(self, ground: Ground, moves: Moves, endings: Endings) -> None:
         self._outbox = ground.outbox
@@ -407,6 +415,10 @@ class Relocations:
             moved_bytes=drain.moved_bytes,
             stayed=tuple(drain.stayed),
         )
+        if not drain.stayed and (drain.end or not drain.node.attended):
+            # It is about to end: what is written there still has to be put elsewhere, and not
+            # committed in the moment until then.
+            self.on_leave(drain.node)
         if drain.end and not drain.stayed:
             drain.node.draining = True
             self._outbox.hold(

@@ -55,13 +55,24 @@ class Replicas:
 
     # ------------------------------------------------------------ changes
     def add(
-        self, record: VersionRecord, node: NodeRecord, tier: Tier, *, write: bool = True
+        self,
+        record: VersionRecord,
+        node: NodeRecord,
+        tier: Tier,
+        *,
+        published: bool = False,
+        write: bool = True,
     ) -> None:
-        """List a replica in a tier; `write` False leaves the row to the caller."""
+        """List a replica in a tier, which its node takes for published or not.
+
+        `write` False leaves the row to the caller.
+        """
         replica = record.holders.get(node.node)
         changed = True
         if replica is None:
-            record.holders[node.node] = Replica(node=node.node, tiers=(tier,))
+            record.holders[node.node] = Replica(
+                node=node.node, tiers=(tier,), told=(published, False, 0.0)
+            )
             self.by_node.setdefault(node.node, {})[record.generation] = record
         elif replica.suspect:
             changed = replica.tiers != (tier,)

@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from tensorcast_dask.exceptions import DataLost, Gone, NotFound
+from tensorcast_dask.scheduler_plugin.state.catalog import Catalog
 from tensorcast_dask.scheduler_plugin.state.events import NodeSaid
 from tensorcast_dask.tensors import messages as m
 from tensorcast_dask.tensors.ids import (
@@ -103,6 +104,31 @@ def test_p31_with_the_journal_lost_the_catalog_is_rebuilt_from_its_nodes() -> No
     with pytest.raises(NotFound):
         p.resolve("x4")
     assert p.put("x0", version=-1).version == 3
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_a_publish_that_the_journal_does_not_have_is_taken_back_where_rows_are_lost(
+    lost: bool,
+) -> None:
+    """Elsewhere nobody was told of it: it was not, and the node that was told hears so."""
+    d = Desk()
+    a, p = d.node("a"), d.program()
+    info = p.put("x")
+    rows = tuple(d.rows)
+    p.publish(info.generation)
+    held = a.held[info.generation]
+    a.held[info.generation] = msgspec.structs.replace(held, published=True)
+    a.marks.clear()
+    d = d.restart(lost=lost)
+    recovered = msgspec.structs.replace(d.recovered, rows=rows)
+    d.catalog = Catalog(d.settings, recovered)
+    a.join()
+    p.open()
+    assert d.catalog.names.versions[info.generation].published is lost
+    if lost:
+        assert p.resolve("x", published=True).generation == info.generation
+    else:
+        assert a.marks[info.generation].published is False
 
 
 def test_p31_what_a_rebuilt_catalog_destroyed_does_not_come_back() -> None:

@@ -12,7 +12,7 @@ from tensorcast_dask.exceptions import (
     NotFound,
     PeerLost,
 )
-from tensorcast_dask.scheduler_plugin.state.events import NodeRetired
+from tensorcast_dask.scheduler_plugin.state.events import NodeRetired, WorkerGone
 from tensorcast_dask.tensors import messages as m
 from tensorcast_dask.tensors.ids import (
     ArtifactId,
@@ -214,6 +214,28 @@ def test_drain_moves_what_a_node_alone_holds_and_then_ends_it() -> None:
         assert p.locate(generation) == ["b"]
     with pytest.raises(PeerLost, match="drained, and ended"):
         p.call(drain(p, "a"), m.Drained)
+
+
+@pytest.mark.parametrize("end", [True, False])
+def test_what_is_still_written_at_a_node_that_is_emptied_is_not_committed_there(
+    end: bool,
+) -> None:
+    """Else its answer could come with the node's end, and nobody else has it."""
+    d, p = desk("a", "b")
+    created = p.create("x", node=NodeId("a"))
+    d.auto = False
+    if not end:  # its worker retires
+        d.tell(WorkerGone(address=d.catalog.nodes.records[NodeId("a")].card.worker))
+    asked = drain(p, "a")
+    p.ask(msgspec.structs.replace(asked, end=end))
+    p.fill("x", created)
+    commit = m.CommitCreated(rid=p.rid(), generation=created.generation, deadline_s=9.0)
+    p.ask(commit)
+    d.flush()
+    assert isinstance(p.answers[asked.rid], m.Drained)
+    assert isinstance(p.answers[commit.rid], m.Fault)
+    d.auto = True
+    assert p.put("x", node=NodeId("b")).version == 1
 
 
 @pytest.mark.parametrize("linked", [True, False])
