@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # A caller that has curl and nothing else: looks, reads bytes, runs a plan.
-#   curl_only.sh ADDRESS TOKEN_FILE
+#   curl_only.sh ADDRESS TOKEN_FILE       `tensorcast http` says both
+# It takes an artifact toy/weights with a tensor `bias`: curl_only.py makes a cluster that has one.
 # ADDRESS is a gateway's: http://scheduler:8787/tensorcast, or that of a node with http-ports.
 set -euo pipefail
 address=$1 token_file=$2

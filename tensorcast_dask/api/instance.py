@@ -10,7 +10,7 @@ from tensorcast_dask.tensors.ids import check_name
 from tensorcast_dask.tensors.messages import CallInstance
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from tensorcast_dask.api.artifact import Artifact
     from tensorcast_dask.api.connection.core import Core
@@ -168,9 +168,41 @@ class InstanceHandle:
             more["expect"] = expect
         return self.call("transform_into", artifact, deadline=deadline, **more)
 
+    def transform_register(
+        self,
+        id: str,  # noqa: A002
+        *,
+        names: Iterable[str] | None = None,
+        deadline: float | None = None,
+    ) -> Any:
+        """Have it lend its live weights (or those of these names) under an id; the artifact."""
+        more: dict[str, Any] = {} if names is None else {"names": list(names)}
+        return self.call("transform_register", id, deadline=deadline, **more)
+
     def manifest(self, deadline: float | None = None) -> Any:
         """Ask what it holds."""
         return self.call("manifest", deadline=deadline)
+
+    def publish_session(
+        self,
+        session: str,
+        id: str | None = None,  # noqa: A002
+        *,
+        deadline: float | None = None,
+    ) -> Any:
+        """Have it put all that another engine needs to go on with a session; the artifact."""
+        more: dict[str, Any] = {} if id is None else {"id": id}
+        return self.call("publish_session", session, deadline=deadline, **more)
+
+    def hydrate(
+        self, artifact: Artifact | str, session: str, *, deadline: float | None = None
+    ) -> Any:
+        """Have it take a session in that another instance has put; what the engine returns."""
+        return self.call("hydrate", artifact, session, deadline=deadline)
+
+    def evict_local(self, session: str, *, deadline: float | None = None) -> Any:
+        """Have the engine forget a session; what it returns."""
+        return self.call("evict_local", session, deadline=deadline)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, InstanceHandle) and self.attachment == other.attachment

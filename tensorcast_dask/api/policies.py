@@ -37,6 +37,9 @@ class PolicyBook:
     def __init__(self, session: Any) -> None:
         self._core: Core = session._core  # noqa: SLF001 - the book's own session
 
+    def __repr__(self) -> str:
+        return "<policies: install(), list(), remove(), set_quota(), quotas()>"
+
     def install(
         self,
         policy: Any,
@@ -69,6 +72,9 @@ class PolicyBook:
             When it is no policy, or cannot be loaded at the scheduler.
         """
         role = getattr(policy, "role", None)
+        if isinstance(policy, type):
+            message = f"give a policy, {policy.__name__}(...), and not its class"
+            raise InvalidArgument(message)
         if role not in list(Role) or not callable(getattr(policy, "decide", None)):
             message = (
                 f"a policy has a role ({', '.join(Role)}) and decide(view, wanted), "

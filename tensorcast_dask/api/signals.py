@@ -23,7 +23,13 @@ from tensorcast_dask.tensors.messages import (
     SignalHistory,
     SignalsAsked,
 )
-from tensorcast_dask.tensors.signals import EVERYTHING, Crossing, Reading, Signal
+from tensorcast_dask.tensors.signals import (
+    EVERYTHING,
+    Crossing,
+    Reading,
+    Signal,
+    check_families,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -226,6 +232,9 @@ class SignalBook:
     def __init__(self, session: Any) -> None:
         self._core: Core = session._core  # noqa: SLF001 - the book's own session
 
+    def __repr__(self) -> str:
+        return "<signals: snapshot(), watch(), history(), trigger()>"
+
     def snapshot(self, prefix: str | Iterable[str] = "", *, limit: int = 1000) -> Any:
         """Read the signals whose names begin with `prefix`, or with one of several.
 
@@ -329,6 +338,10 @@ class SignalBook:
         -------
         Trigger
         """
+        given: object = act
+        if not callable(given):
+            message = f"a trigger calls a function of the signal, not {act!r}"
+            raise InvalidArgument(message)
         crossing = Crossing(
             above=above,
             below=below,
@@ -342,11 +355,12 @@ class SignalBook:
 
 def _prefixes(given: object) -> tuple[str, ...]:
     if isinstance(given, str):
-        return (given,)
+        given = (given,)
     found = tuple(given) if isinstance(given, list | tuple | set) else ()
     if not found or not all(isinstance(one, str) for one in found):
         message = f"a prefix is text, or a list of texts, not {given!r}"
         raise InvalidArgument(message)
+    check_families(found)
     return EVERYTHING if "" in found else found
 
 

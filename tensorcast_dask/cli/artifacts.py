@@ -207,16 +207,15 @@ def put(
 @of_version
 @click.option(
     "--max-shard",
-    type=click.IntRange(min=0),
-    default=0,
-    help="Bytes of a shard; 0 = one file.",
+    default="0",
+    help='Bytes of a shard, such as "5 GB"; 0 = one file.',
 )
 @on_cluster
 def get(
     id_: str,
     path: Path,
     version: int | None,
-    max_shard: int,
+    max_shard: str,
     scheduler: str | None,
     as_json: bool,
 ) -> None:
@@ -387,7 +386,7 @@ def sql(query: str, scheduler: str | None, as_json: bool) -> None:
     """Run one SELECT over the catalog.
 
     Tables: artifacts, versions, replicas, nodes, leases, pins, aliases, views, plans,
-    steps, operations, transfers, events.
+    steps, instances, operations, transfers, events.
     """
 
     def work() -> None:

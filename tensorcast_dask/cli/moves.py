@@ -89,13 +89,33 @@ def _tell(id_: str, moved: Moved, *, as_json: bool) -> None:
 @click.command()
 @click.argument("node")
 @click.option("--keep", is_flag=True, help="The node stays, empty; else it ends.")
+@click.option(
+    "--retire", is_flag=True, help="Its worker goes too, when nothing stayed."
+)
 @on_cluster
-def drain(node: str, keep: bool, scheduler: str | None, as_json: bool) -> None:
-    """Move everything off NODE and show the receipt; status 1 when something stayed."""
+def drain(
+    node: str, keep: bool, retire: bool, scheduler: str | None, as_json: bool
+) -> None:
+    """Move everything off NODE and show the receipt; status 1 when something stayed.
+
+    A worker that runs on begins a new, empty node, which takes what comes: --retire before
+    you take a machine away.
+    """
 
     def work() -> None:
+        if keep and retire:
+            message = "--keep and --retire are two different things"
+            raise click.UsageError(message)
         with session(scheduler) as cast:
-            receipt = cast.drain(node, end=not keep).result()
+            named = {
+                one: worker.address
+                for worker in cast.workers()
+                for one in (worker.name, worker.node, worker.address)
+            }
+            leaves = named.get(node) if retire else None
+            receipt = cast.drain(node, end=not keep and leaves is None).result()
+            if leaves is not None and not receipt.stayed:
+                cast.client.retire_workers([leaves])
             if as_json:
                 show_json(receipt)
             else:

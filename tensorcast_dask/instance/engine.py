@@ -161,6 +161,12 @@ class Contract:
     def _found(self, artifact: Artifact | str) -> Artifact:
         if isinstance(artifact, str):
             return self._artifacts.find(artifact, version=0, within_s=60.0)
+        if not callable(getattr(artifact, "read", None)):
+            message = (
+                f"transform_into takes an artifact or its id, not a {type(artifact).__name__}; "
+                "put the tensors first"
+            )
+            raise InvalidArgument(message)
         return artifact
 
     def _transform_into(

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 from tensorcast_dask.exceptions import CapacityError, TensorCastError
 from tensorcast_dask.store.state import budget, eviction
+from tensorcast_dask.tensors.quantities import human_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -132,8 +133,8 @@ class Room:
     def refuse(tier: Tier, short: budget.Shortfall) -> NoReturn:
         """Raise the CapacityError that says what is missing where."""
         message = (
-            f"no room for {short.needed_bytes} bytes in {tier}: {_SAID[short.what]} "
-            f"leaves {short.free_bytes}; destroy or release artifacts, or raise it"
+            f"no room for {human_bytes(short.needed_bytes)} in {tier}: {_SAID[short.what]} "
+            f"leaves {human_bytes(short.free_bytes)}; destroy or release artifacts, or raise it"
         )
         data: dict[str, str | int] = {
             "tier": str(tier),

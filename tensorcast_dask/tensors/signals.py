@@ -30,6 +30,7 @@ __all__ = [
     "Rate",
     "Reading",
     "Signal",
+    "check_families",
     "ewma",
     "matches",
     "rounded",
@@ -38,6 +39,11 @@ __all__ = [
 Reading: TypeAlias = dict[str, str | int | float | bool | None]
 
 EVERYTHING: Final = ("",)
+#: With what a name begins.
+_FAMILIES: Final = (
+    *("artifact/", "catalog/", "consumer/", "event/", "instance/", "link/"),
+    *("node/", "plan/", "policy/", "quota/"),
+)
 _LN2: Final = 0.6931471805599453
 
 
@@ -98,6 +104,22 @@ class Signal(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 def matches(name: str, prefixes: Iterable[str]) -> bool:
     """Whether a name begins with one of the prefixes."""
     return name.startswith(tuple(prefixes))
+
+
+def check_families(prefixes: Iterable[str]) -> None:
+    """Refuse a prefix with which no name can ever begin.
+
+    Raises
+    ------
+    InvalidArgument
+        Naming the families that there are.
+    """
+    for prefix in prefixes:
+        if not any(f.startswith(prefix) or prefix.startswith(f) for f in _FAMILIES):
+            message = (
+                f"no signal begins with {prefix!r}; there are {' '.join(_FAMILIES)}"
+            )
+            raise InvalidArgument(message)
 
 
 def ewma(before: float | None, value: float, alpha: float) -> float:

@@ -95,6 +95,9 @@ class TensorSpec(msgspec.Struct, frozen=True):
         """Bytes that the tensor takes, 0 for zero-size ones."""
         return nbytes_of(self.dtype, self.shape)
 
+    def __repr__(self) -> str:
+        return f"<{self.name!r} {self.dtype.name} {list(self.shape)}>"
+
 
 class Entry(msgspec.Struct, frozen=True):
     """One stored tensor of a segment."""

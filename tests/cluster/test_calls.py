@@ -89,6 +89,10 @@ def test_an_operation_tells_how_far_it_came_and_what_the_catalog_did(
         assert state.done_bytes == state.total_bytes == artifact.nbytes
         assert told in "\n".join(operation.explain())
         assert operation.explain()
+    with pytest.raises(AttributeError, match=r"tensor_dict.*result\(\)"):
+        loading.tensor_dict()
+    assert not cast.destroy("again").note
+    assert "nothing was there" in repr(cast.destroy("again"))
 
 
 def test_what_its_caller_cancels_has_ended_and_says_so(cast: tc.Session) -> None:
@@ -170,7 +174,10 @@ def test_a_view_is_saved_in_shards_too_and_a_slash_makes_a_folder(
         assert len(list(folder.glob("*.safetensors"))) == saved.info.tensors
         saved.save(f"{folder}-one/")
         assert (folder.with_name(f"{folder.name}-one") / "model.safetensors").exists()
-        for path, length in (("", 0), (tmp_path, -1), (tmp_path, "1 MiB")):
+        saved.save(f"{folder}-text/", max_shard_bytes="0.1 kB")
+        shards = folder.with_name(f"{folder.name}-text").glob("*.safetensors")
+        assert len(list(shards)) == 2
+        for path, length in (("", 0), (tmp_path, -1), (tmp_path, "one")):
             with pytest.raises(InvalidArgument):
                 saved.save(path, max_shard_bytes=length)
 

@@ -41,6 +41,23 @@ def operator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
         yield made
 
 
+def test_a_worker_that_is_retired_begins_no_other_node(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    leaving = Operator(tmp_path_factory.mktemp("c"))
+    with (
+        local_cluster(leaving.run_dir, n_workers=2) as cluster,
+        tc.connect(cluster.scheduler_address) as cast,
+    ):
+        leaving.cast, leaving.address = cast, cluster.scheduler_address
+        first, second = cast.wait_for_workers(2)
+        cast.put(np.zeros(1000), "kept", worker=first)
+        assert "kept v1" in leaving("drain", first.name, "--retire")[0]
+        assert nodes_of(leaving, "kept") == [second.name]
+        assert len(cast.client.scheduler_info()["workers"]) == 1
+        leaving("drain", second.name, "--keep", "--retire", status=2)
+
+
 def nodes_of(operator: Operator, name: str) -> list[str]:
     return sorted(at.card.name for at in operator.cast.locations(name))
 
@@ -123,7 +140,7 @@ def test_what_happened_is_watched_and_told(operator: Operator) -> None:
     told = operator("watch", "node/", "-n", "1", "--json")[0].splitlines()
     assert {json.loads(line)["name"].split("/")[0] for line in told} == {"node"}
     assert "capacity_bytes=" in operator("watch", "node/", "-n", "1")[0]
-    assert operator("watch", "none/", "--seconds", "0.1")[0] == ""
+    assert operator("watch", "plan/none", "--seconds", "0.1")[0] == ""
 
 
 def test_one_picture_is_shown_where_there_is_no_terminal(operator: Operator) -> None:

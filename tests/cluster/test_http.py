@@ -304,7 +304,7 @@ def test_signals_are_streamed_and_a_closed_client_leaves_nothing(
         cast.destroy("new")
 
     def free() -> bool:
-        fast = curl.words("/v1/signals/stream?prefix=none", "--max-time", "2")
+        fast = curl.words("/v1/signals/stream?prefix=plan/none", "--max-time", "2")
         return b" 200 " in subprocess.run(fast, capture_output=True, check=False).stdout
 
     eventually(free, within_s=30, what="a place for another client")

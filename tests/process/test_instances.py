@@ -170,7 +170,11 @@ def test_an_instance_is_listed_called_and_gone_when_it_detaches(
         with pytest.raises(CallFailed, match="KeyError"):
             handle.call("fail")
         with pytest.raises(Unimplemented, match="hydrate"):
-            handle.call("hydrate", "x", "s")
+            handle.hydrate("x", "s")
+        with pytest.raises(InvalidArgument, match="put the tensors first"):
+            handle.call("transform_into", {"w1": 1})
+        lent = handle.transform_register("lent/all", names=["w1"])
+        assert lent.tensor(framework="numpy").shape == (4, 3)
         with pytest.raises(InvalidArgument, match="artifact"):
             handle.call("add", np.zeros(3))
     eventually(lambda: not cast.instances(), within_s=20)

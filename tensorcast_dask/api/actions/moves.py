@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from functools import partial
 from pathlib import Path
@@ -31,6 +32,7 @@ from tensorcast_dask.tensors.messages import (
     SaveFile,
     Tier,
 )
+from tensorcast_dask.tensors.quantities import parse_bytes
 from tensorcast_dask.tensors.requests import check_version
 
 if TYPE_CHECKING:
@@ -87,7 +89,7 @@ def where(core: Core, device: object) -> Where:
 
 
 def check_shard(max_shard_bytes: object) -> int:
-    """Give the length of a shard.
+    """Give the length of a shard; text such as "5 GB" is read.
 
     Raises
     ------
@@ -96,8 +98,12 @@ def check_shard(max_shard_bytes: object) -> int:
     """
     if type(max_shard_bytes) is int and max_shard_bytes >= 0:
         return max_shard_bytes
+    with contextlib.suppress(ValueError):
+        if isinstance(max_shard_bytes, str):
+            return parse_bytes(max_shard_bytes)
     message = (
-        f"max_shard_bytes must be bytes, or 0 for one file, not {max_shard_bytes!r}"
+        "max_shard_bytes must be bytes such as 1024 or '5 GB', or 0 for one file, "
+        f"not {max_shard_bytes!r}"
     )
     raise InvalidArgument(message)
 

@@ -228,8 +228,11 @@ class Finding(Calls):
         generation = artifact.generation if isinstance(artifact, Artifact) else 0
 
         async def action(operation: Operation[Any]) -> Any:
-            return await names.destroy(
+            ended = await names.destroy(
                 self._core, operation, ref_of(artifact), generation, limit
             )
+            if not ended.versions:
+                operation.note = "nothing was there"
+            return ended
 
         return self._operate("destroy", ref_of(artifact), action, wait=wait)

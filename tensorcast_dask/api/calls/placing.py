@@ -209,19 +209,20 @@ class Placing(Calls):
         path: str | Path,
         *,
         metadata: Mapping[str, str] | None = None,
-        max_shard_bytes: int = 0,
+        max_shard_bytes: int | str = 0,
         worker: Node = None,
         deadline: float | None = None,
         wait: bool = True,
         progress: bool = False,
     ) -> Any:
-        """Write safetensors, atomically; `max_shard_bytes` > 0 writes shards and an index.
+        """Write safetensors, atomically; `max_shard_bytes` ("5 GB") writes shards and an index.
 
         A holder's store writes, on its own host; a view is written by this process. A path
         that ends in a slash is a folder. Returns an `Operation` of `Moved`, whose `path` stands
         for the model, and whose `files` are all that were written.
         """
         limit = self._core.deadline(deadline)
+        shard = moves.check_shard(max_shard_bytes)
 
         async def action(operation: Operation[Any]) -> Any:
             info = await self._info(artifact, limit)
@@ -232,7 +233,7 @@ class Placing(Calls):
                     info,
                     path,
                     metadata=metadata,
-                    max_shard_bytes=moves.check_shard(max_shard_bytes),
+                    max_shard_bytes=shard,
                     limit=limit,
                 )
             return await moves.save(
@@ -242,7 +243,7 @@ class Placing(Calls):
                 path,
                 node=await self._node(worker, limit),
                 metadata=metadata,
-                max_shard_bytes=max_shard_bytes,
+                max_shard_bytes=shard,
                 limit=limit,
             )
 

@@ -237,7 +237,14 @@ class Operation(Generic[T]):
         return self._result().__await__()
 
     def __repr__(self) -> str:
-        return f"<Operation {self.kind} {self.ref!r} {self.status}>"
+        note = f": {self.note}" if self.note else ""
+        return f"<Operation {self.kind} {self.ref!r} {self.status}{note}>"
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            message = f"an Operation has no {name!r}; what it gives is its result()"
+            raise AttributeError(message)
 
     def _repr_html_(self) -> str:
         tally, status, error = self.tally, self.status, None

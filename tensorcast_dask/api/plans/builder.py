@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tensorcast_dask.api.actions.moves import check_shard
 from tensorcast_dask.api.artifact import Artifact
 from tensorcast_dask.api.plans.doing import StepArgument
 from tensorcast_dask.api.plans.handles import StepHandle
@@ -162,13 +163,13 @@ class StepBuilder:
         artifact: Any,
         path: str | Path,
         *,
-        max_shard_bytes: int | None = None,
+        max_shard_bytes: int | str | None = None,
         **more: Any,
     ) -> StepHandle:
         """Write safetensors, atomically. Gives the artifact."""
         options: dict[str, Any] = {"path": str(path)}
         if max_shard_bytes is not None:
-            options["max_shard_bytes"] = max_shard_bytes
+            options["max_shard_bytes"] = check_shard(max_shard_bytes)
         return self._act(Kind.SAVE, artifact, options, more)
 
     def view(

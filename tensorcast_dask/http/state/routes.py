@@ -346,7 +346,9 @@ def find(method: str, path: str, query: str) -> Asked:
         if (found := pattern.fullmatch(path)) is not None
     ]
     if not known:
-        message = f"there is no such path; {DOCUMENT} lists all"
+        message = (
+            f"there is no such path; {DOCUMENT} lists all, and an id is one part: a%2Fb"
+        )
         raise RefusedError(404, message)
     for route, found in known:
         if method in route.methods:

@@ -247,7 +247,7 @@ class Names:
         state = "is being made" if record.creating else "exists"
         message = (
             f"version {record.version} of {record.id!r} {state}; destroy it, or put with "
-            'version="next"'
+            'version="next" (--next)'
         )
         return AlreadyExists(
             message,

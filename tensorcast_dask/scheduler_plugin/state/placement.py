@@ -193,5 +193,5 @@ def place(
         chosen, _ = choose(
             [node], nbytes=nbytes, host=node.host, tier=tier, device=device
         )
-        return chosen, "asked for by name"
+        return chosen, "asked for by name, or by a policy"
     return node, "it registers its own memory"

@@ -482,6 +482,12 @@ class Rows(Wire, frozen=True, kw_only=True):
     rows: tuple[tuple[Fact, ...], ...]
     truncated: bool = False
 
+    def __str__(self) -> str:
+        lines = [[str(cell) for cell in row] for row in (self.columns, *self.rows)]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        shown = [map(str.ljust, line, widths) for line in lines]
+        return "\n".join("  ".join(line).rstrip() for line in shown)
+
 
 class OperationAsked(Message, frozen=True, kw_only=True):
     """How does the request `asked` stand? Answer: `OperationState`."""

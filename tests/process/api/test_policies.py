@@ -61,6 +61,10 @@ def test_what_is_no_policy_is_refused_here_and_what_cannot_be_loaded_there(
 ) -> None:
     with pytest.raises(InvalidArgument, match="role"):
         cast.policies.install(object())
+    with pytest.raises(InvalidArgument, match=r"Spread\(\.\.\.\)"):
+        cast.policies.install(Spread)
+    with pytest.raises(InvalidArgument, match="function of the signal"):
+        cast.signals.trigger("node/", "queue", 3, above=1)  # type: ignore[arg-type]
     with pytest.raises(NotFound):
         cast.policies.remove("nobody")
 

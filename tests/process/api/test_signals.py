@@ -49,7 +49,7 @@ def test_a_watch_is_closed_from_another_thread_or_ends_in_its_time(
     thread.join(20)
     assert not thread.is_alive()
     watch.close()
-    (first,) = cast.signals.watch("quiet/", seconds=0.2)
+    (first,) = cast.signals.watch("plan/quiet", seconds=0.2)
     assert not first, "a watch begins with all that there is, which may be nothing"
     eventually(lambda: cast.debug_state()["catalog"]["watchers"] == 0, within_s=20)
 

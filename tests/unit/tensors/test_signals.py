@@ -10,6 +10,7 @@ from tensorcast_dask.tensors.signals import (
     Freshness,
     Rate,
     Signal,
+    check_families,
     ewma,
     matches,
     rounded,
@@ -39,6 +40,15 @@ def test_names_are_matched_by_their_beginnings() -> None:
     assert not matches("node/b/host", ("link/", "node/a"))
     assert matches("anything", EVERYTHING)
     assert not matches("anything", ())
+
+
+def test_a_prefix_with_which_no_name_begins_is_refused_by_those_that_there_are() -> (
+    None
+):
+    check_families(("", "n", "node/", "node/a/host", "event/moved"))
+    for wrong in ("nodes/", "node2", "instances/e"):
+        with pytest.raises(InvalidArgument, match=f"{wrong!r}.*node/"):
+            check_families(("node/", wrong))
 
 
 def test_a_smoothed_value_begins_with_the_first_one() -> None:

@@ -59,6 +59,7 @@ def test_nbytes_follow_from_dtype_and_shape(
 ) -> None:
     assert nbytes_of(F32, shape) == nbytes
     assert TensorSpec("t", F32, shape).nbytes == nbytes
+    assert repr(TensorSpec("t", F32, shape)) == f"<'t' float32 {list(shape)}>"
 
 
 @pytest.mark.parametrize(
