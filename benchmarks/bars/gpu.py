@@ -1,6 +1,6 @@
 """What devices are held to, on a GPU: copies, handles, UCX between processes, kill -9.
 
-``--smoke`` without a GPU takes an emulated device, which has everything but UCX. Without
+``--smoke`` without a GPU takes an emulated device, whose memory UCX sees as a process's own. Without
 either every line is *unavailable*, with the reason.
 """
 
@@ -33,13 +33,20 @@ from tensorcast_dask.dataplane import memory
 from tensorcast_dask.dataplane.devices import (
     Device,
     HostMemory,
+    Memory,
     SlabHandle,
     find_devices,
     open_device,
 )
 from tensorcast_dask.dataplane.devices.staging import Ring, to_device, to_host
 from tensorcast_dask.dataplane.framing import FrameStream
-from tensorcast_dask.exceptions import TensorCastError, UnsupportedPlatform
+from tensorcast_dask.dataplane.transports import ucx_line
+from tensorcast_dask.dataplane.transports.ucx_slabs import stretch_of
+from tensorcast_dask.exceptions import (
+    InvalidArgument,
+    TensorCastError,
+    UnsupportedPlatform,
+)
 from tensorcast_dask.tensors.devices import DeviceSpec
 
 LINES = (
@@ -137,30 +144,27 @@ def serve(name: str, kind: str, nbytes: str, run_dir: str, fd: str) -> None:
                     device.open(SlabHandle.decode(bytes.fromhex(handle)))
                     print(json.dumps("open"), flush=True)
                 case ["ucx", size, address]:
-                    held, line = device.allocate(size), device_line()
+                    held = device.allocate(size)
+                    line = device_line(device, held)
                     line.connect(bytes.fromhex(address))
                     print(json.dumps(line.address.hex()), flush=True)
                     line.greet(first=False, control=control, stall_s=30.0)
                 case ["send"]:
-                    line.send(stretch(held))
+                    line.send(stretch(device, held))
                     line.drive(control=control, stall_s=30.0)
                 case unknown:
                     message = f"no peer does {unknown}"
                     raise ValueError(message)
 
 
-def device_line() -> Any:
-    """A line that device memory may go over."""
-    from tensorcast_dask.dataplane.transports.ucx_line import Line
-
-    return Line(device=True)
+def device_line(device: Device, held: Memory) -> ucx_line.Line:
+    """A line that a slab may go over."""
+    return ucx_line.Line(device=stretch(device, held).memory != "host")
 
 
-def stretch(held: Any) -> Any:
+def stretch(device: Device, held: Memory) -> ucx_line.Stretch:
     """A slab as UCX sees it."""
-    from tensorcast_dask.dataplane.transports.ucx_line import Stretch
-
-    return Stretch(held.address, held.nbytes, "cuda")
+    return stretch_of(device, held.range())
 
 
 def rate(nbytes: int, action: Callable[[], object]) -> float:
@@ -275,21 +279,23 @@ def over_ucx(
     device: Device, nbytes: int, sizes: Sizes, spec: DeviceSpec, run_dir: str
 ) -> None:
     """Between two processes, against a copy inside one."""
-    if device.id.family != "cuda":
-        emit(unavailable(LINES[3], "UCX sees no emulated memory", bar=0.8))
+    try:
+        ucx_line.offered()
+    except InvalidArgument as error:
+        emit(unavailable(LINES[3], error.message, bar=0.8))
         return
-    line = device_line()
     with (
         Peer(spec, run_dir) as peer,
         slab(device, nbytes) as here,
         slab(device, nbytes) as two,
     ):
+        line = device_line(device, here)
         line.connect(bytes.fromhex(peer.ask("ucx", nbytes, line.address.hex())))
         line.greet(first=True, control=peer.control, stall_s=30.0)
 
         def pull() -> None:
             peer.say("send")
-            line.receive(stretch(here))
+            line.receive(stretch(device, here))
             line.drive(control=peer.control, stall_s=30.0)
 
         emit(
