@@ -146,8 +146,8 @@ class Slabs:
                 self._unpin(order.segment)
             case Act.FILL | Act.SAVE | Act.CHECK:
                 return OrderEnded(number=order.number, sums=self._move(order, fd))
-            case Act.COPY:
-                self._copy(order)
+            case Act.COPY | Act.GATHER:
+                self._of_others(order, fd)
             case Act.SEND | Act.RECEIVE | Act.HANG_UP:
                 assert False, "device: lines carry these out"  # noqa: B011, PT015
         return OrderEnded(number=order.number)
@@ -156,14 +156,16 @@ class Slabs:
         """Give the range of a slab that an order is about."""
         return self._slabs[order.segment].range(order.at, order.nbytes)
 
+    def _of_others(self, order: DeviceOrder, fd: int) -> None:
+        if order.act is Act.COPY:
+            self._copy(order)
+        else:
+            self._gather(order, fd)
+
     def _copy(self, order: DeviceOrder) -> None:
         """Copy what others have on this device into a slab; what they leave out is zero."""
-        there, opened = self._slabs[order.segment], []
-        events: list[Event] = []
-        try:
-            for data in order.handles:
-                handle = SlabHandle.decode(data)
-                opened.append((self._device.open(handle), handle.offset))
+        there = self._slabs[order.segment]
+        with self._opened(order) as (opened, copies):
             for start, number, offset, length in _spans(order):
                 target = there.range(start, length)
                 if number < 0:
@@ -171,15 +173,46 @@ class Slabs:
                 else:
                     memory, begin = opened[number]
                     source = memory.range(begin + offset, length)
-                events.append(self._device.copy(target, source))
+                copies.append(self._device.copy(target, source))
+
+    def _gather(self, order: DeviceOrder, fd: int) -> None:
+        """Copy a range of what others have on this device to memory that is zero."""
+        end = order.at + order.nbytes
+        file = SharedMap(fd, order.nbytes, writable=True)
+        try:
+            with self._opened(order) as (opened, copies):
+                for start, number, offset, length in _SPAN.iter_unpack(order.spans):
+                    low, high = max(start, order.at), min(start + length, end)
+                    if low >= high:
+                        continue
+                    memory, begin = opened[number]
+                    source = memory.range(begin + offset + low - start, high - low)
+                    target = file.view[low - order.at : high - order.at]
+                    copies.append(self._device.copy(target, source))
+                    del target
         finally:
-            for event in events:
+            file.close()
+
+    @contextlib.contextmanager
+    def _opened(
+        self, order: DeviceOrder
+    ) -> Iterator[tuple[list[tuple[Memory, int]], list[Event]]]:
+        """Open handles for a block; the copies that it asks for are done at its end."""
+        opened: list[tuple[Memory, int]] = []
+        copies: list[Event] = []
+        try:
+            for data in order.handles:
+                handle = SlabHandle.decode(data)
+                opened.append((self._device.open(handle), handle.offset))
+            yield opened, copies
+        finally:
+            for event in copies:
                 with contextlib.suppress(TensorCastError):
                     event.wait()
             for memory, _ in opened:
                 with contextlib.suppress(TensorCastError):
                     self._device.close(memory)
-        for event in events:
+        for event in copies:
             event.wait()
 
     def _handle(self, slab: Memory) -> bytes:

@@ -8,6 +8,7 @@ Rules:
 2. The host sees no byte, so nothing is verified on the way: the copy counts as one that
    others could have changed, and is verified before it is handed on.
 3. Memory that its owner may change counts when its stamp is the same after the copy.
+4. Lent memory is also read for who has not the device, with no help of its owner's interpreter.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from tensorcast_dask.dataplane.channel import Channel, Prefer
+from tensorcast_dask.dataplane.segments import MemoryFile
 from tensorcast_dask.dataplane.transports.base import next_rid
-from tensorcast_dask.exceptions import Incomplete, NotFound, WrongPeer
+from tensorcast_dask.exceptions import DeviceError, Incomplete, NotFound, WrongPeer
 from tensorcast_dask.store.core import now_s
 from tensorcast_dask.store.records import Pulled, digest_of_index
 from tensorcast_dask.store.sharing import anyone
@@ -37,14 +39,15 @@ if TYPE_CHECKING:
     from tensorcast_dask.store.devices import Devices
     from tensorcast_dask.store.state.replicas import Wanted
     from tensorcast_dask.tensors.ids import Generation
-    from tensorcast_dask.tensors.messages import Location
+    from tensorcast_dask.tensors.messages import Lend, Location
 
-__all__ = ["copied"]
+__all__ = ["copied", "gathered"]
 
 _SPAN: Final = struct.Struct("<QQQQ")
 #: How often content that its owner changes meanwhile is copied before it is given up.
 _STAMPS: Final = 10
 _PAUSE_S: Final = 0.02
+_GATHER_S: Final = 30.0
 
 
 def copied(
@@ -138,3 +141,33 @@ def _copied(
         shares=(wanted.nbytes,),
         seconds=now_s() - started_s,
     )
+
+
+def gathered(devices: Devices, lend: Lend, start: int, room: memoryview) -> bool:
+    """Read lent memory that lies on this node's device (rule 4); False where it does not.
+
+    Raises
+    ------
+    OwnerGone
+        When it went with its owner.
+    DeadlineExceeded
+        When the device does not do it.
+    """
+    if not devices.pid or devices.device != lend.device or not len(room):
+        return False
+    with MemoryFile(len(room), name="tensorcast-gathered") as file:
+        try:
+            order = devices.order(
+                Act.GATHER,
+                0,
+                fd=file.write_description(),
+                at=start,
+                nbytes=len(room),
+                handles=lend.slabs,
+                spans=lend.slab_spans,
+            )
+            devices.wait(order, now_s() + _GATHER_S)
+        except DeviceError:  # its owner has the device still
+            return False
+        room[:] = file.map_shared().view
+    return True

@@ -74,6 +74,7 @@ if TYPE_CHECKING:
     from tensorcast_dask.dataplane.framing import Payload
     from tensorcast_dask.dataplane.lending import Lending
     from tensorcast_dask.store.core import Core
+    from tensorcast_dask.store.devices import Devices
     from tensorcast_dask.store.identity import Identity
     from tensorcast_dask.tensors.ids import NodeId
     from tensorcast_dask.tensors.messages import (
@@ -123,11 +124,14 @@ class InstanceDesk:
         Its lock, and how the catalog is told.
     identity : Identity
         Who we are and where the catalog is.
+    devices : Devices
+        The device process of this node.
     """
 
-    def __init__(self, core: Core, identity: Identity) -> None:
+    def __init__(self, core: Core, identity: Identity, devices: Devices) -> None:
         self._core = core
         self._identity = identity
+        self._devices = devices
         self.attachments = Attachments()
         self._here: dict[str, _Attached] = {}
         self._askers = itertools.count(1)
@@ -221,6 +225,7 @@ class InstanceDesk:
                 watch,
                 core=self._core,
                 identity=self._identity,
+                devices=self._devices,
                 say=lambda message: self._say(attachment, message),
                 say_later=lambda message: self._words.put(
                     [Say(attachment=attachment, message=message)]

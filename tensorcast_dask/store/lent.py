@@ -7,8 +7,8 @@ Rules:
 2. Bytes count only when the instance lives after they were read: a pid that was given to
    another process meanwhile shows nothing.
 3. What is read while the stamp changes is read again.
-4. What lies on a device is handed out by handle to who has the device too; for anybody else
-   the instance is asked.
+4. What lies on a device is handed out by handle to who has the device too. Anybody else gets what
+   this node's device process reads of it, where it has the device; else the instance is asked.
 """
 
 from __future__ import annotations
@@ -75,6 +75,8 @@ class RemoteMemory:
         Its process.
     ask : callable
         Asks the instance for bytes: (generation, offset, room).
+    gather : callable, optional
+        Reads memory on this node's device: (lend, offset, room); False where it cannot.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class RemoteMemory:
         lend: Lend,
         watch: PidWatch,
         ask: Callable[[int, int, memoryview], None],
+        gather: Callable[[Lend, int, memoryview], bool] | None = None,
     ) -> None:
         self.record = record_of_lent(lend)
         self._packed = lend.spans
@@ -91,7 +94,8 @@ class RemoteMemory:
         self._ask = ask
         #: Whether `process_vm_readv` gives all of it.
         self._direct = lend.whole and not lend.device
-        self._on_device = lend.device, lend.slabs, lend.slab_spans
+        self._lend = lend
+        self._gather = gather if lend.device else None
         self._changed = threading.Condition()
         self._stamp = 0
 
@@ -101,8 +105,8 @@ class RemoteMemory:
 
     def slabs(self, device: str) -> tuple[tuple[bytes, ...], bytes]:
         """See `LentMemory`."""
-        on, handles, spans = self._on_device
-        return (handles, spans) if on == device else ((), b"")
+        lend = self._lend
+        return (lend.slabs, lend.slab_spans) if lend.device == device else ((), b"")
 
     def mutating(self, stamp: int) -> None:
         """Take the owner's word on its content."""
@@ -149,7 +153,8 @@ class RemoteMemory:
                 self._direct = False  # rule 1; it will not change its mind
             else:
                 return
-        self._ask(self.record.generation, start, room)
+        if self._gather is None or not self._gather(self._lend, start, room):
+            self._ask(self.record.generation, start, room)
 
     def _pieces(self, start: int, room: memoryview) -> Iterator[tuple[int, memoryview]]:
         """Cut a range into what lies somewhere, and gaps (address 0)."""

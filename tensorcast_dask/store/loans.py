@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 import threading
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -24,6 +25,7 @@ from tensorcast_dask.exceptions import (
     PeerLost,
     TensorCastError,
 )
+from tensorcast_dask.store.device_copies import gathered
 from tensorcast_dask.store.lent import RemoteMemory
 from tensorcast_dask.tensors.ids import Generation, Incarnation, NodeId
 from tensorcast_dask.tensors.messages import (
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     from tensorcast_dask.dataplane.framing import Payload
     from tensorcast_dask.dataplane.hosts import PidWatch
     from tensorcast_dask.store.core import Core
+    from tensorcast_dask.store.devices import Devices
     from tensorcast_dask.store.identity import Identity
     from tensorcast_dask.tensors.messages import InstanceRecord, Part, ToInstance
 
@@ -70,7 +73,7 @@ class Loans:
         Its life, which is its name as a node.
     watch : PidWatch
         Its process.
-    core, identity : Core, Identity
+    core, identity, devices : Core, Identity, Devices
         This store.
     say, say_later : callable
         Say something to it: now, or from a thread that must not wait for it.
@@ -83,6 +86,7 @@ class Loans:
         *,
         core: Core,
         identity: Identity,
+        devices: Devices,
         say: Callable[[ToInstance], None],
         say_later: Callable[[ToInstance], None],
     ) -> None:
@@ -90,6 +94,7 @@ class Loans:
         self._watch = watch
         self._core = core
         self._identity = identity
+        self._devices = devices
         self._say = say
         self._say_later = say_later
         self._numbers = itertools.count(1)
@@ -117,7 +122,8 @@ class Loans:
                     message = "the catalog did not take this process as a node in time; register again"
                     raise CatalogUnavailable(message)
             case Lend():
-                lent = RemoteMemory(request, self._watch, self._ask)
+                gather = partial(gathered, self._devices)
+                lent = RemoteMemory(request, self._watch, self._ask, gather)
                 self._begin(record).lend(lent)
             case Mutating() if self.lending is not None:
                 known = self.lending.find(request.generation)

@@ -102,7 +102,7 @@ class Store:
         self.devices = Devices(self.core)
         self.devices.media = media_of(self.devices, self.core)
         self.ends.device_pid = lambda: self.devices.pid
-        self.desk = InstanceDesk(self.core, self.identity)
+        self.desk = InstanceDesk(self.core, self.identity, self.devices)
         movers = Movers(
             self.core,
             self.identity,

@@ -31,6 +31,7 @@ class Act(StrEnum):
     PIN = "pin"  # register a memory file with the device
     UNPIN = "unpin"
     COPY = "copy"  # memory of others on this device -> slab
+    GATHER = "gather"  # a range of such memory -> memory file
     SEND = (
         "send"  # slab -> another node's device, over the connection that comes with it
     )
@@ -107,7 +108,7 @@ class DeviceOrder(Message, frozen=True, kw_only=True):
     #: The host segment of a fill that is pinned already, or a ring (below 0), and where in it.
     pinned: int = 0
     pinned_at: int = 0
-    #: Of a copy: what is opened, and spans as in `Opened.slabs`.
+    #: Of a copy, and of what is gathered: what is opened, and spans as in `Opened.slabs`.
     handles: tuple[bytes, ...] = ()
     spans: bytes = b""
     #: Of a chunk: the line that it comes over, and what the holder calls its bytes. The first

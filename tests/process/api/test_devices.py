@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -204,7 +206,19 @@ def test_an_instance_lends_tensors_of_a_device_by_handle(
             cast.bind(cast.put(second, "next"), mine)
         cast.bind(artifact, got)
         assert raw(got) == bits(second)
-        host = artifact.tensor_dict(framework="numpy")
+        began, goes_on = threading.Event(), threading.Event()
+
+        @instance.function
+        def wait() -> bool:
+            began.set()
+            return goes_on.wait(60)
+
+        with ThreadPoolExecutor() as pool:
+            call = pool.submit(cast.instance("engine").call, "wait")
+            assert began.wait(60)
+            host = artifact.tensor_dict(framework="numpy")  # the instance is not asked
+            goes_on.set()
+            assert call.result() is True
         assert {name: one.tobytes() for name, one in host.items()} == bits(second)
         lent.release()
         with pytest.raises(Gone):

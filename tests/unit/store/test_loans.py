@@ -15,7 +15,13 @@ from tensorcast_dask.tensors.messages import BeginLending, InstanceRecord
 def test_nothing_is_begun_for_an_instance_that_was_seen_to_be_gone_meanwhile() -> None:
     nobody: Any = None
     loans = Loans(
-        "a", nobody, core=nobody, identity=nobody, say=nobody, say_later=nobody
+        "a",
+        nobody,
+        core=nobody,
+        identity=nobody,
+        devices=nobody,
+        say=nobody,
+        say_later=nobody,
     )
     record = InstanceRecord(name="e", attachment="a")
     loans.close("its process ended")
