@@ -7,9 +7,11 @@ from pathlib import Path
 
 import click
 
+from tensorcast_dask.cli import completing
 from tensorcast_dask.cli.options import (
     POSITIVE,
     Seconds,
+    of_artifact,
     of_version,
     on_cluster,
     pairs,
@@ -37,7 +39,7 @@ __all__ = [
 
 
 @click.command()
-@click.argument("prefix", default="")
+@click.argument("prefix", default="", shell_complete=completing.ids)
 @click.option(
     "-l",
     "--label",
@@ -92,7 +94,7 @@ def ls(
 
 
 @click.command()
-@click.argument("id_", metavar="ID")
+@of_artifact
 @of_version
 @on_cluster
 def show(id_: str, version: int | None, scheduler: str | None, as_json: bool) -> None:
@@ -140,7 +142,7 @@ def show(id_: str, version: int | None, scheduler: str | None, as_json: bool) ->
 
 @click.command()
 @click.argument("path", type=click.Path(exists=True, path_type=Path))
-@click.argument("id_", metavar="ID")
+@of_artifact
 @click.option(
     "-l",
     "--label",
@@ -202,7 +204,7 @@ def put(
 
 
 @click.command()
-@click.argument("id_", metavar="ID")
+@of_artifact
 @click.argument("path", type=click.Path(path_type=Path))
 @of_version
 @click.option(
@@ -234,8 +236,14 @@ def get(
 
 
 @click.command()
-@click.argument("id_", metavar="ID")
-@click.option("-v", "--version", type=POSITIVE, help="Only that version.")
+@of_artifact
+@click.option(
+    "-v",
+    "--version",
+    type=POSITIVE,
+    shell_complete=completing.versions,
+    help="Only that version.",
+)
 @on_cluster
 def rm(id_: str, version: int | None, scheduler: str | None, as_json: bool) -> None:
     """Destroy an artifact, all versions unless one is named."""
@@ -257,7 +265,7 @@ def rm(id_: str, version: int | None, scheduler: str | None, as_json: bool) -> N
 
 
 @click.command()
-@click.argument("id_", metavar="ID")
+@of_artifact
 @of_version
 @on_cluster
 def publish(
@@ -281,8 +289,8 @@ def publish(
 
 
 @click.command()
-@click.argument("name")
-@click.argument("id_", metavar="ID", required=False)
+@click.argument("name", shell_complete=completing.ids)
+@click.argument("id_", metavar="ID", required=False, shell_complete=completing.ids)
 @of_version
 @on_cluster
 def alias(
@@ -307,7 +315,7 @@ def alias(
 
 
 @click.command()
-@click.argument("id_", metavar="ID")
+@of_artifact
 @of_version
 @click.option(
     "--ttl", type=Seconds(min=0, min_open=True), help="Seconds; else for ever."
@@ -335,7 +343,7 @@ def pin(
 
 
 @click.command()
-@click.argument("id_", metavar="ID")
+@of_artifact
 @click.argument("number", type=int, default=0)
 @of_version
 @on_cluster
@@ -363,7 +371,7 @@ def unpin(
 
 
 @click.command()
-@click.argument("ref")
+@click.argument("ref", shell_complete=completing.refs)
 @on_cluster
 def explain(ref: str, scheduler: str | None, as_json: bool) -> None:
     """Say why it is as it is; REF is an artifact, a node or a request."""

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tensorcast_dask.cli.options import of_version, on_cluster, session
+from tensorcast_dask.cli import completing
+from tensorcast_dask.cli.options import of_artifact, of_version, on_cluster, session
 from tensorcast_dask.cli.output import run, show_json, show_table, success
 from tensorcast_dask.exceptions import InvalidArgument
 from tensorcast_dask.tensors.quantities import human_bytes
@@ -19,8 +20,8 @@ __all__ = ["cp", "drain", "mv"]
 
 
 @click.command()
-@click.argument("id_", metavar="ID")
-@click.argument("node")
+@of_artifact
+@click.argument("node", shell_complete=completing.nodes)
 @of_version
 @on_cluster
 def cp(
@@ -37,11 +38,12 @@ def cp(
 
 
 @click.command()
-@click.argument("id_", metavar="ID")
-@click.argument("node")
+@of_artifact
+@click.argument("node", shell_complete=completing.nodes)
 @click.option(
     "--from",
     "source",
+    shell_complete=completing.nodes,
     help="The node that it leaves; may be left out where one has it.",
 )
 @of_version
@@ -87,7 +89,7 @@ def _tell(id_: str, moved: Moved, *, as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("node")
+@click.argument("node", shell_complete=completing.nodes)
 @click.option("--keep", is_flag=True, help="The node stays, empty; else it ends.")
 @click.option(
     "--retire", is_flag=True, help="Its worker goes too, when nothing stayed."

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from tensorcast_dask.cli import completing
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -14,6 +16,7 @@ __all__ = [
     "POSITIVE",
     "Seconds",
     "as_json",
+    "of_artifact",
     "of_version",
     "on_cluster",
     "pairs",
@@ -44,7 +47,16 @@ as_json = click.option(
     "--json", "as_json", is_flag=True, help="Print JSON for programs."
 )
 
-of_version = click.option("-v", "--version", type=POSITIVE, help="That version.")
+of_version = click.option(
+    "-v",
+    "--version",
+    type=POSITIVE,
+    shell_complete=completing.versions,
+    help="That version.",
+)
+
+#: The argument that names an artifact.
+of_artifact = click.argument("id_", metavar="ID", shell_complete=completing.ids)
 
 scheduler = click.option(
     "-s",

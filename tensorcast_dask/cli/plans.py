@@ -8,6 +8,7 @@ from typing import Any
 import click
 import msgspec
 
+from tensorcast_dask.cli import completing
 from tensorcast_dask.cli.options import POSITIVE, Seconds, on_cluster, session
 from tensorcast_dask.cli.output import run, show_json, show_table, success
 from tensorcast_dask.tensors.quantities import human_bytes
@@ -70,7 +71,7 @@ def _run(
 
 
 @plan.command("ls")
-@click.argument("prefix", default="")
+@click.argument("prefix", default="", shell_complete=completing.plans)
 @on_cluster
 def _list(prefix: str, scheduler: str | None, as_json: bool) -> None:
     """List runs whose key begins with PREFIX."""
@@ -96,7 +97,7 @@ def _list(prefix: str, scheduler: str | None, as_json: bool) -> None:
 
 
 @plan.command("show")
-@click.argument("key")
+@click.argument("key", shell_complete=completing.plans)
 @click.option("--wait", is_flag=True, help="Wait for its end.")
 @on_cluster
 def _show_run(key: str, wait: bool, scheduler: str | None, as_json: bool) -> None:
@@ -111,7 +112,7 @@ def _show_run(key: str, wait: bool, scheduler: str | None, as_json: bool) -> Non
 
 
 @plan.command("cancel")
-@click.argument("key")
+@click.argument("key", shell_complete=completing.plans)
 @on_cluster
 def _cancel(key: str, scheduler: str | None, as_json: bool) -> None:
     """Begin no further step of the run of KEY; what is done stays, or is undone as it says."""

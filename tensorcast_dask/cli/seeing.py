@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from tensorcast_dask.cli import completing
 from tensorcast_dask.cli.options import POSITIVE, Seconds, on_cluster, session
 from tensorcast_dask.cli.output import console, run, show_json
 from tensorcast_dask.exceptions import AbsentError
@@ -94,7 +95,7 @@ def _live(cast: Any, every: float) -> None:
 
 
 @click.command()
-@click.argument("prefixes", nargs=-1)
+@click.argument("prefixes", nargs=-1, shell_complete=completing.families)
 @_every
 @click.option("--seconds", type=Seconds(min=0), help="When it ends; else with Ctrl-C.")
 @click.option(
@@ -152,7 +153,7 @@ def _tell_gone(name: str, *, as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("ref")
+@click.argument("ref", shell_complete=completing.refs)
 @on_cluster
 def story(ref: str, scheduler: str | None, as_json: bool) -> None:
     """Tell what happened to REF, oldest first.

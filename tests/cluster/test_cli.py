@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import subprocess
+import sys
 import zipfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
+import click
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 import tensorcast_dask as tc
+from tensorcast_dask.cli import completing
+from tensorcast_dask.cli import main as cli
+from tests.kit.clusters import free_port
 from tests.kit.commands import Commands
+from tests.kit.eventually import eventually
 from tests.kit.local import local_cluster
 
 pytestmark = pytest.mark.timeout(240)  # for hangs, not for busy machines
@@ -33,7 +44,11 @@ def operator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
     with (
         # On one host a drain would hand the memory over, however full the other is.
         local_cluster(
-            made.run_dir, n_workers=2, settings={"separate-hosts": True}
+            made.run_dir,
+            n_workers=2,
+            settings={"separate-hosts": True},
+            protocol="tcp",  # commands of other processes come, too
+            host="127.0.0.1",
         ) as cluster,
         tc.connect(cluster.scheduler_address) as cast,
     ):
@@ -201,3 +216,77 @@ def test_a_bundle_has_what_helps_and_no_secret(
         in operator("debug", "bundle", str(tmp_path / "n" / "f"), status=1)[1]
     )
     operator.cast.destroy("bundled")
+
+
+# ------------------------------------------------------------------ completion
+#: Asks the script as bash does at a TAB, with the words cut where bash cuts them.
+TAB = r"""
+source "$0"
+COMP_WORDBREAKS=$' \t\n"'"'"'@><=;|&(:'
+COMP_LINE=$1 COMP_POINT=${#1}
+_tensorcast_completion tensorcast
+printf '%s\n' "${COMPREPLY[@]}"
+"""
+
+
+def offered(commands: Commands, line: str) -> list[str]:
+    """What a real bash is offered at the end of a line."""
+    folder = commands.folder
+    command, script = folder / "tensorcast", folder / "completion.bash"
+    if not script.exists():
+        main = "from tensorcast_dask.cli import main\nmain()\n"
+        command.write_text(f"#!{sys.executable}\n{main}")
+        command.chmod(0o755)
+        script.write_text(CliRunner().invoke(cli, ["completion", "bash"]).output)
+    done = subprocess.run(
+        ["bash", "--norc", "--noprofile", "-c", TAB, str(script), line],
+        env=commands.env | {"PATH": f"{folder}:{os.environ['PATH']}"},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
+    )
+    assert done.stderr == ""
+    return sorted(done.stdout.split())
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+def test_a_tab_offers_what_the_cluster_has(operator: Operator) -> None:
+    cast, at = operator.cast, f"-s {operator.address}"
+    held = [cast.put(np.zeros(3), f"tab/{name}") for name in ("first", "$(touch x);ls")]
+    cast.alias("tab:alias", held[0])
+    with cast.plan(tc.context(ddl=60, key="tab-key")) as plan:
+        plan.on_any().pin("tab/first", ttl=60)
+    plan.run()
+    for line, expected in (
+        (f"tensorcast cp {at} tab", ["tab/first", "tab:alias"]),
+        # bash has what stands before the colon.
+        (f"tensorcast show {at} tab:", ["alias"]),
+        (f"tensorcast mv {at} tab/first 1 --from ", ["0", "1"]),
+    ):
+        # A machine that is busy may not answer in a TAB's time.
+        found = partial(offered, operator, line)
+        eventually(lambda f=found, e=expected: f() == e, within_s=60, what=line)  # type: ignore[misc]
+    # The rest without a shell, which costs a second each.
+    context = click.Context(cli)
+    context.args = ["tab/first"]
+    assert completing._versions(cast, context, "") == ["1"]
+    assert completing._plans(cast, context, "tab") == ["tab-key"]
+    assert completing._refs(cast, context, "plan:ta") == ["plan:tab-key"]
+    assert {"tab/first", "0"} <= set(completing._refs(cast, context, ""))
+    assert not (operator.folder / "x").exists()
+    for one in held:
+        cast.destroy(one)
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+def test_a_tab_where_no_cluster_is_offers_nothing_and_says_nothing(
+    tmp_path: Path,
+) -> None:
+    alone = Commands(tmp_path)
+    assert offered(alone, "tensorcast show x") == []
+    nobody = f"tcp://127.0.0.1:{free_port()}"
+    assert offered(alone, f"tensorcast show -s {nobody} x") == []
+    assert offered(alone, "tensorcast plan ca") == ["cancel"]
+    assert offered(alone, "tensorcast watch ev") == ["event/"]
