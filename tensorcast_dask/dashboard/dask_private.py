@@ -85,6 +85,6 @@ def serve(
             theirs._applications.pop(name, None)  # noqa: SLF001
         with suppress(ValueError):
             served.remove(ours)
-        ours.stop()
+        ours.stop(wait=False)  # at the end its event loop runs still
 
     return hide

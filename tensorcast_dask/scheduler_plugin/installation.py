@@ -519,7 +519,11 @@ class Installation:
         self._watch.stop()
         await self.guests.see_off()
         while self._hide:
-            self._hide.pop()()
+            hide = self._hide.pop()
+            try:
+                hide()
+            except Exception:
+                log.exception("what shows the catalog did not end; the catalog does")
         if self.service is None or self.settings is None:
             return
         temporary = self.settings.journal in {"temporary", ":memory:"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ from distributed.dashboard.scheduler import template_variables
 from tornado.httpclient import AsyncHTTPClient
 
 from tensorcast_dask.dashboard.board import PAGES
+from tensorcast_dask.scheduler_plugin.dask_private import EXTENSION
+from tests.kit.eventually import eventually
 from tests.kit.local import local_cluster
 
 pytestmark = pytest.mark.timeout(240)  # for hangs, not for busy machines
@@ -72,6 +75,26 @@ def test_the_setting_takes_them_away(run_dir: Path) -> None:
         assert get(cluster, "status")[0] == 200
         assert get(cluster, "tensorcast-placement")[0] == 404
         assert plots(cluster) == set()
+
+
+def test_what_cannot_be_taken_away_holds_up_no_end(
+    run_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails() -> None:
+        problem = "as Bokeh did that could not be stopped on a running loop"
+        raise RuntimeError(problem)
+
+    with local_cluster(run_dir, n_workers=0) as cluster:
+        assert cluster.scheduler is not None
+        installed = cluster.scheduler.extensions[EXTENSION]
+        installed._hide.append(fails)
+    assert "could not be stopped" in caplog.text
+    assert installed.service is None
+    eventually(
+        lambda: "tensorcast-journal" not in {one.name for one in threading.enumerate()},
+        within_s=30,
+        what="the journal has ended",
+    )
 
 
 def test_a_scheduler_without_a_dashboard_has_a_catalog_all_the_same(
