@@ -32,9 +32,11 @@ from tests.kit.ucx_holders import NO_UCX
 
 needs_ucx = pytest.mark.skipif(bool(NO_UCX), reason=NO_UCX)
 
-DEVICES = "emulated:1x64MiB"
+DEVICES = "emulated:2x64MiB"
 NBYTES = 9 * MIB + 5
 LEFT = "in place of UCX between devices"
+#: Longer than a busy machine keeps anybody waiting.
+PATIENT_S = 30.0
 
 
 @dataclass(eq=False)
@@ -44,6 +46,7 @@ class Node:
     card: NodeCard
     client: StoreClient
     run_dir: Path
+    ordinal: int
     pids: list[int] = field(default_factory=list)
 
     def start_device(self) -> None:
@@ -51,7 +54,7 @@ class Node:
             card=self.card,
             devices=DEVICES,
             run_dir=str(self.run_dir),
-            ordinal=0,
+            ordinal=self.ordinal,
             memory=24 * MIB,
             ucx=bool(self.card.ucx),
         )
@@ -70,9 +73,10 @@ class Scene:
         self.catalog = CatalogStub()
         self.nodes: list[Node] = []
 
-    def start(self, **settings: Any) -> Node:
-        card = self.stores.start(link=self.catalog.target, **settings)
-        node = Node(card, StoreClient(card), self.stores.run_dir)
+    def start(self, *, device: int = 0, **settings: Any) -> Node:
+        how = {"stall_s": PATIENT_S, **settings}
+        card = self.stores.start(link=self.catalog.target, **how)
+        node = Node(card, StoreClient(card), self.stores.run_dir, device)
         self.nodes.append(node)
         self.catalog.link(card.node)
         node.start_device()
@@ -123,11 +127,11 @@ class Scene:
             within_s=20.0,
             what="the device processes have ended",
         )
-        folder = self.stores.run_dir / "emulated-0"
+        folders = list(self.stores.run_dir.glob("emulated-*"))
         eventually(
-            lambda: [path.name for path in folder.iterdir()] == ["lock"],
+            lambda: not [path for f in folders for path in f.glob("[!l]*")],
             within_s=20.0,
-            what="the helper of the device has ended",
+            what="the helpers of the devices have ended",
         )
         self.catalog.close()
 
@@ -169,7 +173,7 @@ def test_bytes_cross_from_device_to_device_without_the_host_both_ways_at_once(
 def test_a_holder_that_stands_still_in_a_chunk_costs_the_lane_and_no_byte(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    to = scene.apart()
+    to = scene.apart(stall_s=3.0)
     monkeypatch.setenv("TENSORCAST_FAULTS", "ucx.sending[device]=stop@9")
     holder = scene.apart()
     monkeypatch.delenv("TENSORCAST_FAULTS")
@@ -237,4 +241,17 @@ def test_nodes_with_one_device_copy_there_and_verify_before_they_hand_on(
     assert [node.client.host() for node in (one, two)] == host
     assert two.tiers(gen) == ["device"]
     scene.catalog.drop(one.card.node, gen)
+    assert two.client.read(gen) == data
+
+
+@needs_ucx
+def test_nodes_of_one_host_with_a_device_each_go_from_one_to_the_other(
+    scene: Scene,
+) -> None:
+    one, two = (scene.start(device=n, ucx="on") for n in range(2))
+    gen, data = generation(), content(NBYTES)
+    scene.give(one, data, gen, also=True)
+    done = scene.pull(two, gen, one)
+    assert (done.via, done.left) == ("ucx:cma:device", "")
+    assert two.tiers(gen) == ["device"]
     assert two.client.read(gen) == data
