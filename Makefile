@@ -7,7 +7,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: docs help venv demo-data test test-gpu bench-gpu gpu-bundle lint floors floor fast coverage nightly demo bench clean
+.PHONY: docs help venv browser demo-data test test-gpu bench-gpu gpu-bundle lint floors floor fast coverage nightly demo bench clean
 
 PYTHON ?=
 VENV := .venv
@@ -23,11 +23,14 @@ $(VENV)/.stamp: $(INPUTS)
 	@.ci/make-venv --python "$(PYTHON)" $(VENV)
 	@touch $@
 
-$(VENV)/.stamp-torch: $(VENV)/.stamp .ci/install-torch .ci/install-ucx .ci/install-chromium constraints-torch.txt
+$(VENV)/.stamp-torch: $(VENV)/.stamp .ci/install-torch .ci/install-ucx constraints-torch.txt
 	@.ci/install-torch $(BIN)/python
 	@.ci/install-ucx $(BIN)/python
-	@.ci/install-chromium
 	@touch $@
+
+# What only tests and bars need: a browser.
+browser: demo-data .ci/install-chromium
+	@.ci/install-chromium
 
 # The demo and the examples use the weights in this package and nothing else of it.
 $(VENV)/.stamp-demo: $(VENV)/.stamp
@@ -42,12 +45,12 @@ demo: demo-data
 lint: venv
 	@.ci/lint $(BIN)
 
-floors: demo-data
+floors: browser
 	@.ci/floors $(BIN)/python architecture unit property sim cluster process gpu
 
 # One of them: make floor FLOOR=unit
 FLOOR ?=
-floor: demo-data
+floor: browser
 	@test -d "tests/$(FLOOR)" -a -n "$(FLOOR)" || { echo "make floor FLOOR=... takes one of: $$(cd tests && ls -d */ | grep -v '^kit\|^_' | tr -d '/' | xargs)" >&2; exit 2; }
 	@.ci/floors $(BIN)/python $(FLOOR)
 
@@ -71,7 +74,7 @@ gpu-bundle:
 	@"$$(.ci/find-python 3.11 3.12 3.13)" .ci/gpu-bundle "$(or $(PYTHON),3.12)" build/gpu-bundle
 
 # Wide and long: 5,000 examples of each property, 2,000 simulated histories, the slow tests.
-nightly: demo-data
+nightly: browser
 	@HYPOTHESIS_PROFILE=nightly PYTEST_ARGS="--slow --sim-seeds 2000 --timeout 1800" \
 		.ci/floors $(BIN)/python unit property sim cluster process
 
@@ -87,7 +90,7 @@ docs: venv
 	@$(BIN)/python -m sphinx -q -W --keep-going -j 2 docs build/docs
 	@echo "docs: build/docs/index.html"
 
-bench: demo-data
+bench: browser
 	@$(BIN)/python -m benchmarks
 
 clean:

@@ -21,6 +21,10 @@ __all__ = ["LocalCluster"]
 
 #: How long a worker that died may take to come back.
 _PATIENCE_S: Final = 120.0
+_GUARD: Final = (
+    "Workers are processes that import the program's file: put what starts them under `if "
+    '__name__ == "__main__":`. Where it stands there, the first error above says what failed.'
+)
 
 
 class LocalCluster(distributed.LocalCluster):
@@ -99,11 +103,16 @@ class LocalCluster(distributed.LocalCluster):
         kwargs.setdefault("dashboard_address", ":0")
         options = dict(kwargs.pop("scheduler_kwargs", None) or {})
         plugins = [*options.pop("plugins", ()), scheduler_plugin(self.arguments)]
-        super().__init__(  # type: ignore[no-untyped-call]
-            n_workers=n_workers,
-            scheduler_kwargs={**options, "plugins": plugins},
-            **kwargs,
-        )
+        try:
+            super().__init__(  # type: ignore[no-untyped-call]
+                n_workers=n_workers,
+                scheduler_kwargs={**options, "plugins": plugins},
+                **kwargs,
+            )
+        except RuntimeError as error:  # whose own words do not say it
+            if "Nanny failed" in str(error):
+                error.add_note(_GUARD)
+            raise
 
     def _update_worker_status(self, op: str, msg: Any) -> None:
         # Dask ends the nanny of a worker that is away `lost-worker-timeout` (15 s) after any

@@ -44,7 +44,9 @@ _COMMANDS: Final = (
 )
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
+)
 @click.version_option(tensorcast_dask.__version__, prog_name="tensorcast")
 def main() -> None:
     """Long-lived tensors as first-class citizens of a Dask cluster.

@@ -269,6 +269,8 @@ class PlanSpec(_Value, frozen=True, kw_only=True):
             InvalidName,
         ) as error:
             message = f"this is no plan: {error}"
+            if "].kind" in message:
+                message += f"; kinds are {', '.join(Kind)}"
             raise InvalidArgument(message) from error
         return spec.check() if check else spec
 

@@ -67,7 +67,7 @@ def _lowered(value: object, what: str) -> object:
     if (code := _CODES.get(type(value))) is not None:
         return msgspec.msgpack.Ext(code, msgspec.msgpack.encode(value))
     message = (
-        f"{what} of type {type(value).__name__} does not travel in a call: plain values and "
+        f"{type(value).__name__} in {what} does not travel in a call: plain values and "
         "artifacts do; put arrays as artifacts"
     )
     raise InvalidArgument(message)

@@ -171,6 +171,14 @@ def test_a_run_directory_that_is_too_long_for_sockets_is_refused_by_name(
     assert "100" in caught.value.message
 
 
+def test_a_cluster_that_does_not_start_speaks_of_the_guard(run_dir: Path) -> None:
+    with pytest.raises(RuntimeError) as caught:
+        tc.LocalCluster(
+            1, preload=["no_such_module"], settings={"run-dir": str(run_dir)}
+        )
+    assert "__main__" in caught.value.__notes__[-1]
+
+
 def is_gone(cast: tc.Session, name: str) -> bool:
     try:
         return not cast.exists(name)

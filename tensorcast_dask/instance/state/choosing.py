@@ -57,8 +57,8 @@ def choose(
         known = "; ".join(one.label for one in found if one.cards)
         message = (
             f"no node of {which} runs on this host under this run directory"
-            f"{f'; there are: {known}' if known else ''}; start a worker here, or say cluster= "
-            "(TENSORCAST_CLUSTER)"
+            f"{f'; there are: {known}' if known else ''}; start a worker here, say cluster= "
+            "(TENSORCAST_CLUSTER), or have the run directory of the workers (TENSORCAST_RUN_DIR)"
         )
         raise NotFound(message)
     if len(there) > 1:

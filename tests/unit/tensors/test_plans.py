@@ -159,6 +159,11 @@ def test_json_that_is_no_plan_is_a_typed_error(text: str | bytes) -> None:
         PlanSpec.from_json(text)
 
 
+def test_a_kind_that_is_none_is_refused_by_those_that_there_are() -> None:
+    with pytest.raises(InvalidArgument, match=r"'pubish'.*publish"):
+        PlanSpec.from_json('{"steps": [{"name": "a", "kind": "pubish"}]}')
+
+
 def test_a_plan_of_absurd_length_is_not_even_read() -> None:
     with pytest.raises(InvalidArgument, match="bytes of JSON"):
         PlanSpec.from_json(bytes((64 << 20) + 1))
