@@ -14,9 +14,11 @@ Rules:
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import logging
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import msgspec
 
@@ -61,6 +63,9 @@ if TYPE_CHECKING:
 __all__ = ["Keeper"]
 
 log = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Keeper:
@@ -303,18 +308,14 @@ class Keeper:
         """Adopt a store; one of another cluster together with that cluster (rule 4)."""
         control, mapping = self._control, self.mapping
         try:
-            adopted = await asyncio.to_thread(
-                control.adopt, card, mapping=mapping, grant=grant
-            )
+            adopted = await _whole(control.adopt, card, mapping=mapping, grant=grant)
         except Mismatch as refusal:
             lost = "cluster" in refusal.data and await dask_private.bring_cluster(
                 self.worker
             )
             if not lost:
                 raise
-            adopted = await asyncio.to_thread(
-                control.adopt, card, mapping=mapping, of_any=True
-            )
+            adopted = await _whole(control.adopt, card, mapping=mapping, of_any=True)
             taken = await dask_private.bring_cluster(
                 self.worker,
                 cluster=adopted.cluster,
@@ -350,7 +351,7 @@ class Keeper:
             how = f"{'left' if orphan else 'released'} for at most {ttl_s:g} s"
         if self._state.card is not None:
             news.store_left(self._state.card.node, how=how, why=why)
-        await asyncio.to_thread(act)
+        await _whole(act)
 
     def _watch(self, node: NodeId) -> None:
         self._watched = self._control.fileno()
@@ -368,3 +369,17 @@ class Keeper:
         self._device.leave()
         self._control.leave()
         self.tell(ControlEnded(node=node, why="its connection ended"))
+
+
+async def _whole(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Run what changes a store in a thread, and know how it ended, whoever cancels this task.
+
+    The loop of an interrupted worker cancels all of its tasks and then waits for them.
+    """
+    # A future of the executor's, which is no task.
+    call = functools.partial(function, *args, **kwargs)
+    work = asyncio.get_running_loop().run_in_executor(None, call)
+    while not work.done():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait({work})
+    return work.result()

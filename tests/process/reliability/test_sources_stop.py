@@ -72,6 +72,7 @@ def strangers(
 ) -> Iterator[tuple[tc.Session, Faults]]:
     """The same, whole and empty again after each test, also one that failed."""
     session, _ = cluster_of_strangers
+    whole(session, 3)  # a worker that was slow to begin with may be away for a moment
     yield cluster_of_strangers
     whole(session, 3)
     with contextlib.suppress(NotFound):
