@@ -337,6 +337,7 @@ class Catalog:
     def _start(self, order: DoPull | DoLoad | DoSave) -> None:
         def run(job: Job) -> TaskDone:
             name = type(order).__name__.removeprefix("Do").lower()
+            job.tell(f"has begun to {name} it")
             with tracing.span(
                 f"store {name}", order.trace, generation=order.generation
             ):

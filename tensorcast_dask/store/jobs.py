@@ -8,6 +8,7 @@ Rules:
    gets its result.
 3. Every job ends in one `TaskDone`, whatever happens; it is kept until `TaskSeen`, or
    until a catalog of another epoch comes, which knows nothing of it.
+4. How it went is told with its end, in `MAX_LINES` lines at most: nothing is kept here for stories.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
+
+import msgspec
 
 from tensorcast_dask.exceptions import DeadlineExceeded, TensorCastError
 from tensorcast_dask.tensors.messages import Fault, TaskDone
@@ -25,11 +28,14 @@ if TYPE_CHECKING:
 
     from tensorcast_dask.tensors.ids import Epoch
 
-__all__ = ["Job", "Jobs", "Once"]
+__all__ = ["MAX_LINES", "Job", "Jobs", "Once"]
 
 logger = logging.getLogger(__name__)
 
 R = TypeVar("R")
+
+MAX_LINES: Final = 12
+_LINE_CHARS: Final = 300
 
 
 class Job:
@@ -39,6 +45,7 @@ class Job:
         self.task = task
         self.until_s = until_s
         self.done_bytes = 0
+        self._lines: list[tuple[float, str]] = []
         self._lock = threading.Lock()
         self._cancelled = False
         self._cancel: Callable[[str], None] | None = None
@@ -50,6 +57,16 @@ class Job:
             now = self._cancelled and cancel is not None
         if now and cancel is not None:
             cancel("the task was cancelled")
+
+    def tell(self, line: str) -> None:
+        """Say how it goes, for its story (rule 4); in whichever thread."""
+        if len(self._lines) < MAX_LINES:
+            self._lines.append((time.monotonic(), line[:_LINE_CHARS]))
+
+    def lines(self) -> tuple[tuple[float, str], ...]:
+        """Give what was said, with how many seconds ago."""
+        now_s = time.monotonic()
+        return tuple((round(now_s - at_s, 6), line) for at_s, line in self._lines)
 
     def cancel(self) -> None:
         """Stop it; it ends with DeadlineExceeded, or as done."""
@@ -141,6 +158,7 @@ class Jobs:
             logger.exception("task %d failed", job.task)
             fault = Fault.of(TensorCastError(f"the node failed: {error}; see its log"))
             done = TaskDone(task=job.task, fault=fault)
+        done = msgspec.structs.replace(done, lines=job.lines())
         with self._lock:
             if epoch != self._epoch:
                 return  # a catalog of another epoch came; it knows nothing of this task

@@ -13,6 +13,7 @@ Rules:
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
 from typing import TYPE_CHECKING, Any
@@ -62,6 +63,8 @@ __all__ = ["Movers"]
 logger = logging.getLogger(__name__)
 
 _PROGRESS_S = 0.2
+#: Sources that a line of a story names.
+_NAMED = 8
 _MISSING = {
     Tier.DISK: "tensorcast.node.disk-dir",
     Tier.DEVICE: "tensorcast.node.device-memory",
@@ -218,6 +221,7 @@ class Movers:
                 raise
             except TensorCastError as error:
                 logger.info("copying %d nearby failed: %s", order.generation, error)
+                job.tell(f"copying it nearby failed: {error.message}")
             else:
                 if found is not None:
                     return found
@@ -245,6 +249,7 @@ class Movers:
             raise
         except TensorCastError as error:
             logger.warning("pulling %d straight failed: %s", order.generation, error)
+            job.tell(f"pulling it straight failed: {error.message}")
             job.check()
             return None
 
@@ -261,6 +266,7 @@ class Movers:
             if not order.sources:
                 raise
             logger.warning("restoring %d failed: %s", order.generation, error)
+            job.tell(f"restoring it from this node failed: {error.message}")
         return self._from_others(order, job)
 
     def _medium(self, tier: Tier) -> Medium:
@@ -296,6 +302,7 @@ class Movers:
                 raise
             except TensorCastError as error:
                 logger.info("sharing %d failed: %s", order.generation, error)
+                job.tell(f"sharing its memory failed: {error.message}")
             else:
                 if shared is not None:
                     return shared
@@ -327,7 +334,10 @@ class Movers:
             context=self._context(job.until_s),
             flights=self._flights,
             progress=self.counted(job, order.nbytes),
+            tell=job.tell,
         )
+        names = (at.card.name or at.card.node[:8] for at in sources)
+        job.tell(f"asks {', '.join(itertools.islice(names, _NAMED))} for its bytes")
         job.on_cancel(run.cancel)
         try:
             return run.run()

@@ -100,7 +100,9 @@ class PullRun:
         context: Context,
         flights: Flights,
         progress: Callable[[int], None],
+        tell: Callable[[str], None] = lambda _: None,
     ) -> None:
+        self._tell = tell
         self._source_generation = source_generation
         self._core = core
         self._wanted = wanted
@@ -231,8 +233,12 @@ class PullRun:
                 case pull.Steal():
                     self._steal(self._sides[instruction.source], instruction.chunk)
                 case pull.Leave():
-                    logger.warning("source %d: %s", instruction.source, instruction.why)
-                    self._give_up(self._sides[instruction.source], instruction.why)
+                    side = self._sides[instruction.source]
+                    logger.warning("source %d: %s", side.number, instruction.why)
+                    self._tell(
+                        f"leaves {side.location.card.name or side.location.card.node[:8]}: {instruction.why}"
+                    )
+                    self._give_up(side, instruction.why)
                 case pull.Finished() | pull.Failed():
                     self._outcome = instruction
 
@@ -285,6 +291,7 @@ class PullRun:
             self._left = left or self._left
         if left:
             logger.warning("pull of %d: %s", self._source_generation, left)
+            self._tell(f"goes another way: {left}")
 
     def _open(self, side: Side, scheme: str) -> Source:
         direct = self._target.direct() if scheme == "device" else None

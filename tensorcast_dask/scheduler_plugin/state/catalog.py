@@ -128,7 +128,7 @@ class Catalog:
         self.holders = Holders(outbox, self.nodes)
         self.replicas = Replicas(outbox, names, self.holders, self.pins)
         self.leaving = Leaving(self.replicas)
-        self.tasks = Tasks(outbox, names)
+        self.tasks = Tasks(outbox, names, self.stories)
         ground = self._ground = Ground(
             outbox=outbox,
             timers=timers,

@@ -174,6 +174,8 @@ class PlanSteps:
         self._telling.of_step(
             run, step, "record: {} is {} {}", str(outcome.status), said
         )
+        if step.instance:
+            self._telling.of_call(run, step, outcome)
         if outcome.status is StepStatus.DONE:
             self._effects.forget(run, step.name)
         self._outbox.emit(

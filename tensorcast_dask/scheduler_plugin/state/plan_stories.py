@@ -6,6 +6,7 @@ from typing import Final
 
 from tensorcast_dask.scheduler_plugin.state.ground import Ground
 from tensorcast_dask.scheduler_plugin.state.runs import Run
+from tensorcast_dask.tensors.messages import StepOutcome
 from tensorcast_dask.tensors.plans import Step
 
 __all__ = ["STEP_LINES", "Telling"]
@@ -33,3 +34,17 @@ class Telling:
             run.told += 1
             subjects += [run.subject, run.asker]
         self._stories.tell(self._outbox.now_s, tuple(subjects), form, step.name, *parts)
+
+    def of_call(self, run: Run, step: Step, outcome: StepOutcome) -> None:
+        """Tell what came of a call of an instance: in the step's story and in the instance's."""
+        self._stories.tell(
+            self._outbox.now_s,
+            (f"{run.subject}/{step.name}", f"instance:{step.instance}"),
+            "instance {}: {} for step {} of plan {} is {} after {:.3f} s",
+            step.instance,
+            str(step.options.get("function", "")),
+            step.name,
+            run.key,
+            str(outcome.status),
+            outcome.seconds,
+        )

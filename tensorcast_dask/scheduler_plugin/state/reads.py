@@ -205,7 +205,9 @@ class Reads:
         """Tell why it is as it is."""
         name = ArtifactId(ask.ref)
         lines = self._stories.of(ask.ref, now_s=self._outbox.now_s)
-        lines = lines or self._during(RequestId(ask.ref))
+        during = self._during(RequestId(ask.ref))
+        both = dict.fromkeys((*lines, *during))
+        lines = tuple(sorted(both, key=lambda one: -one[0]))
         lines += tuple((0.0, line) for line in self._explaining.now(ask.ref))
         if not lines and not self._is_known(ask.ref):
             message = (

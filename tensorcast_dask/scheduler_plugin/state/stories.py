@@ -10,6 +10,7 @@ Rules:
 from __future__ import annotations
 
 from collections import deque
+from operator import itemgetter
 from typing import Final, TypeAlias
 
 __all__ = ["MAX_SUBJECTS", "Stories"]
@@ -53,8 +54,11 @@ class Stories:
             ring.append(line)
 
     def of(self, subject: str, *, now_s: float) -> tuple[tuple[float, str], ...]:
-        """Lines of a subject, oldest first: (seconds ago, what)."""
+        """Lines of a subject, oldest first: (seconds ago, what).
+
+        What a node tells of an order comes with its end, after what happened meanwhile.
+        """
+        lines = sorted(self._subjects.get(subject, ()), key=itemgetter(0))
         return tuple(
-            (round(now_s - at_s, 6), form.format(*parts))
-            for at_s, form, parts in self._subjects.get(subject, ())
+            (round(now_s - at_s, 6), form.format(*parts)) for at_s, form, parts in lines
         )

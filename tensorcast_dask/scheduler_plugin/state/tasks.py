@@ -13,11 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from tensorcast_dask.scheduler_plugin.state.names import Names
 from tensorcast_dask.scheduler_plugin.state.outbox import Outbox
 from tensorcast_dask.scheduler_plugin.state.records import NodeRecord
+from tensorcast_dask.scheduler_plugin.state.stories import Stories
 from tensorcast_dask.tensors.ids import Generation, NodeId
 from tensorcast_dask.tensors.messages import (
     DoCancel,
@@ -33,6 +34,9 @@ from tensorcast_dask.tensors.messages import (
 )
 
 __all__ = ["Order", "Task", "Tasks"]
+
+#: Most lines of one order that stories hold.
+MAX_LINES: Final = 12
 
 Order: TypeAlias = DoPull | DoDrop | DoLoad | DoSave
 Ended: TypeAlias = Callable[[TaskDone], None]
@@ -62,8 +66,9 @@ class Tasks:
 
     on_done: Callable[[NodeRecord, TaskDone], None]
 
-    def __init__(self, outbox: Outbox, names: Names) -> None:
+    def __init__(self, outbox: Outbox, names: Names, stories: Stories) -> None:
         self._outbox = outbox
+        self._stories = stories
         self._names = names
         self.on_done = _nobody
         self._count = 0
@@ -150,8 +155,17 @@ class Tasks:
         task = self._open.get(message.task)
         if task is not None and task.node == node.node:
             self._close(task)
+            self._tell(node, task.order, message)
             self.on_done(node, message)
             task.on_end(message)
+
+    def _tell(self, node: NodeRecord, order: Order, done: TaskDone) -> None:
+        """Have stories hold what the node tells of an order."""
+        record = self._names.versions.get(order.generation)
+        subjects = (node.node, "" if record is None else record.id)
+        for ago_s, line in done.lines[:MAX_LINES]:
+            at_s = self._outbox.now_s - max(0.0, ago_s)
+            self._stories.tell(at_s, subjects, "node {}: {}", node.label, line)
 
     def cancel(self, task: Task, node: NodeRecord | None) -> None:
         """Nobody wants it any more: it ends now, and the node is told."""

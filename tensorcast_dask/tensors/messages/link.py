@@ -163,6 +163,8 @@ class TaskDone(Message, frozen=True, kw_only=True):
     #: Bytes that came from each of `sources`; () where that is not known.
     shares: tuple[int, ...] = ()
     result: bytes = b""  # msgpack, by kind of task
+    #: What the node has to tell of it, for stories: seconds ago, and what.
+    lines: tuple[tuple[float, str], ...] = ()
 
 
 class TaskSeen(Message, frozen=True, kw_only=True):

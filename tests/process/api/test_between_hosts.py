@@ -231,3 +231,14 @@ def test_a_part_of_what_lies_elsewhere_comes_alone(
         with pytest.raises(InvalidArgument, match="are not in a tensor"):
             beside.read_part(artifact, "w", start, stop)
     lent.release()
+
+
+def test_the_story_of_a_request_has_what_its_node_did(cast: tc.Session) -> None:
+    here, there = cast.workers()
+    artifact = cast.put({"w": np.frombuffer(noise(MIB), np.uint8)}, "told", worker=here)
+    told = cast.replicate(artifact, there).explain()
+    stations = ("has begun to pull it", f"asks {here.name} for its bytes", "copied to")
+    places = [
+        next(at for at, line in enumerate(told) if one in line) for one in stations
+    ]
+    assert places == sorted(places), told

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tensorcast_dask.exceptions import DeadlineExceeded, NotFound
-from tensorcast_dask.store.jobs import Job, Jobs, Once
+from tensorcast_dask.store.jobs import MAX_LINES, Job, Jobs, Once
 from tensorcast_dask.tensors.ids import Epoch
 from tensorcast_dask.tensors.messages import TaskDone
 from tests.kit.eventually import eventually
@@ -30,6 +30,26 @@ def test_an_order_that_comes_again_starts_nothing_and_is_answered_again() -> Non
     jobs.seen(1)
     jobs.start(1, deadline_s=5.0, run=run)
     eventually(lambda: len(told) == 3, within_s=5.0)
+
+
+def test_how_it_went_is_told_with_the_end_and_is_bounded() -> None:
+    told: list[TaskDone] = []
+    jobs = Jobs(told.append)
+
+    def run(job: Job) -> TaskDone:
+        job.tell("x" * 1000)
+        for number in range(100):
+            job.tell(str(number))
+        message = "no"
+        raise NotFound(message)
+
+    jobs.start(1, deadline_s=5.0, run=run)
+    eventually(lambda: told, within_s=20.0)
+    (done,) = told
+    assert len(done.lines) == MAX_LINES
+    assert done.lines[0][1] == "x" * 300
+    assert [line for _, line in done.lines[1:3]] == ["0", "1"]
+    assert all(ago_s >= 0 for ago_s, _ in done.lines)
 
 
 def test_every_job_ends_in_one_outcome_whatever_it_raises() -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 from tensorcast_dask.scheduler_plugin.state.plan_stories import STEP_LINES
 from tensorcast_dask.tensors import messages as m
 from tensorcast_dask.tensors.contexts import Context
-from tensorcast_dask.tensors.plans import PlanSpec
+from tensorcast_dask.tensors.plans import Kind, PlanSpec, Step
 from tests.kit.catalogs import Desk, Program
 from tests.kit.plans import Runner, noop
 
@@ -33,3 +33,18 @@ def test_a_run_is_told_under_its_key_and_who_asked_and_steps_up_to_a_limit() -> 
     assert len(of_steps) == STEP_LINES
     assert set(lines) <= set(told(p, "context:me"))
     assert len(told(p, f"plan:k/{names[-1]}")) == 2
+
+
+def test_what_came_of_a_call_is_told_of_the_step_and_of_the_instance() -> None:
+    d = Desk()
+    d.node("a")
+    r = Runner(d.program())
+    call = Step(
+        name="s", kind=Kind.CALL, instance="e", options={"function": "f"}, args=b"x"
+    )
+    r.open(PlanSpec(steps=(call,)).check())
+    r.begin("s")
+    r.ended("s", seconds=0.25)
+    line = "instance e: f for step s of plan k is done after 0.250 s"
+    assert line in told(r.program, "plan:k/s")
+    assert told(r.program, "instance:e") == [line]

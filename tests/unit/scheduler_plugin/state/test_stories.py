@@ -11,6 +11,14 @@ def test_a_line_is_told_of_each_of_its_subjects_with_its_age() -> None:
     assert stories.of("nobody", now_s=1.0) == ()
 
 
+def test_what_is_told_late_stands_where_it_happened() -> None:
+    stories = Stories(lines=4)
+    for at_s, line in ((1.0, "ordered"), (3.0, "ended"), (2.0, "asked"), (2.0, "left")):
+        stories.tell(at_s, ("x",), line)
+    told = [line for _, line in stories.of("x", now_s=4.0)]
+    assert told == ["ordered", "asked", "left", "ended"]
+
+
 def test_old_lines_and_old_subjects_give_way() -> None:
     stories = Stories(lines=2)
     for number in range(3):

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import pytest
+
+from tensorcast_dask.scheduler_plugin.state.tasks import MAX_LINES
 from tensorcast_dask.tensors import messages as m
 from tensorcast_dask.tensors.ids import NodeId
 from tests.kit.catalogs import Desk, FakeNode, Program
@@ -25,6 +28,27 @@ def test_an_open_order_is_repeated_to_a_node_that_comes_back() -> None:
     b.inbox.clear()
     b.join()
     assert [one for one in b.inbox if isinstance(one, m.DoPull)] == [pull]
+
+
+def test_what_a_node_tells_of_an_order_is_in_the_stories_of_all_that_it_concerns() -> (
+    None
+):
+    d, b, p, pull = scene()
+    (ensure,) = [one.rid for one in p.asked.values() if isinstance(one, m.Ensure)]
+    d.pass_time(3.0)
+    fault = m.Fault(kind="Gone", message="gone")
+    lines = ((2.0, "asks w-a for its bytes"), (1.0, "leaves w-a: {it} died"))
+    b.say(m.TaskDone(task=pull.task, fault=fault, lines=lines * 20))
+    for ref in ("x", b.node, ensure):
+        told = p.call(m.ExplainAsked(rid=p.rid(), ref=ref), m.Explained).lines
+        said = [(ago_s, line) for ago_s, line in told if line.startswith("node ")]
+        asks = [ago_s for ago_s, line in said if "asks w-a for its bytes" in line]
+        assert asks, ref
+        assert asks[0] == pytest.approx(2.0, abs=0.01)
+        assert any("leaves w-a: {it} died" in line for _, line in said)
+        assert len(said) <= MAX_LINES + 2  # what it is like now begins alike
+        ages = [ago_s for ago_s, _ in told]
+        assert ages == sorted(ages, reverse=True)
 
 
 def test_p30_news_of_an_order_that_is_not_open_is_thanked_for_and_ignored() -> None:
