@@ -43,6 +43,8 @@ _PACKAGES: Final = (
     "bokeh",
 )
 _MOST: Final = 10_000
+#: What one part may take: a scheduler that does not answer any more holds nobody up for long.
+_PART_S: Final = 20.0
 #: Of a plan: what it is found by.
 _OURS: Final = frozenset({"key"})
 _TABLES: Final = (
@@ -63,7 +65,9 @@ _TABLES: Final = (
 
 def write(cast: Any, path: Path) -> list[str]:
     """Write a bundle; give the names of its parts."""
-    secrets = spellings(cast._core.link.greeting.token)  # noqa: SLF001 - to be kept out of it
+    core = cast._core  # noqa: SLF001 - its token is to be kept out of it
+    secrets = spellings(core.link.greeting.token)
+    core.deadline_default_s = _PART_S
     parts: dict[str, Callable[[], Any]] = {
         "versions.json": _versions,
         "settings.json": _settings,

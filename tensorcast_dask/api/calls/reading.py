@@ -113,7 +113,8 @@ class Reading(Calls):
 
         async def work() -> memoryview:
             spec = await reads.meta(self._core, artifact.info, name, limit)
-            if not 0 <= start <= stop <= spec.nbytes:
+            whole = type(start) is type(stop) is int
+            if not (whole and 0 <= start <= stop <= spec.nbytes):
                 message = f"bytes {start} to {stop} are not in a tensor of {spec.nbytes} bytes"
                 raise InvalidArgument(message)
             return await reads.part(

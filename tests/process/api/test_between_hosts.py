@@ -227,7 +227,8 @@ def test_a_part_of_what_lies_elsewhere_comes_alone(
     head = artifact.view({"w": tc.s_[MIB:]}, name="far/tail")
     assert bytes(beside.read_part(head, "w", 5, 70)) == raw[MIB + 5 : MIB + 70]
     assert bytes(cast.read_part(artifact, "b", 8, 16)) == small.tobytes()[8:16]
-    for start, stop in ((-1, 2), (2, 1), (0, 3 * MIB + 1)):
+    none: Any = ((-1, 2), (2, 1), (0, 3 * MIB + 1), (1.5, 2))
+    for start, stop in none:
         with pytest.raises(InvalidArgument, match="are not in a tensor"):
             beside.read_part(artifact, "w", start, stop)
     lent.release()

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import zipfile
+from pathlib import Path
+from types import SimpleNamespace
 
-from tensorcast_dask.cli.bundle import scrubbed, spellings
+from tensorcast_dask.cli.bundle import scrubbed, spellings, write
 from tensorcast_dask.dataplane import bearer
 from tensorcast_dask.tensors.secrets import HIDDEN
 
@@ -39,3 +42,33 @@ def test_the_clusters_token_is_known_in_every_spelling() -> None:
     left = json.dumps(scrubbed(said, found))
     assert left.count(HIDDEN) == 2
     assert not any(json.dumps(one)[1:-1] in left for one in found)
+
+
+def test_a_sick_cluster_gives_a_bundle_too_and_only_its_owner_reads_it(
+    tmp_path: Path,
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        message = "it is sick"
+        raise RuntimeError(message)
+
+    greeting = SimpleNamespace(token=bytes(range(32)))
+    core = SimpleNamespace(link=SimpleNamespace(greeting=greeting))
+    sick = SimpleNamespace(
+        _core=core,
+        debug_state=fails,
+        nodes=fails,
+        instances=fails,
+        sql=fails,
+        explain=fails,
+        signals=SimpleNamespace(snapshot=fails),
+        policies=SimpleNamespace(list=fails),
+    )
+    path = tmp_path / "bundle.zip"
+    path.touch(mode=0o644)
+    parts = write(sick, path)
+    assert core.deadline_default_s < 60
+    assert path.stat().st_mode & 0o777 == 0o600
+    with zipfile.ZipFile(path) as bundle:
+        said = {name: json.loads(bundle.read(name)) for name in parts}
+    assert said["nodes.json"] == {"not_there": "RuntimeError: it is sick"}
+    assert "python" in said["versions.json"]
