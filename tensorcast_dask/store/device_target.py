@@ -18,8 +18,9 @@ import threading
 from typing import TYPE_CHECKING, Final
 
 from tensorcast_dask.dataplane.segments import MemoryFile
-from tensorcast_dask.exceptions import PeerLost
+from tensorcast_dask.exceptions import DeviceError, PeerLost
 from tensorcast_dask.store.device_lines import DeviceLine
+from tensorcast_dask.tensors.checksums import chunk_count
 from tensorcast_dask.tensors.messages import Act, Tier
 
 if TYPE_CHECKING:
@@ -64,11 +65,12 @@ class DeviceTarget:
         self._number = 0
         self._chunk_bytes = 0
         self._until_s = 0.0
-        #: Held while the ring is made.
+        #: Whether the device knows the ring; the lock is held while it is made.
+        self._known = False
         self._making = threading.Lock()
         self._changed = threading.Condition()
         self._places: dict[int, int] = {}
-        self._free = list(range(_PLACES))
+        self._free: list[int] = []
         self._ended = False
 
     def reserve(self, *, index: bytes, chunk_bytes: int, until_s: float) -> None:
@@ -81,6 +83,8 @@ class DeviceTarget:
         with core.lock:
             core.table.replicas[self._wanted.generation].index = index
         self._chunk_bytes, self._until_s = chunk_bytes, until_s
+        places = min(_PLACES, chunk_count(self._wanted.nbytes, chunk_bytes))
+        self._free = list(range(places))
 
     def direct(self) -> Callable[[Location, Generation, Context], Source] | None:
         """Give what opens a line from a holder's device, where ours has UCX."""
@@ -104,13 +108,17 @@ class DeviceTarget:
         with self._making:
             if self._ring is None:
                 devices = self._devices
-                length = min(_PLACES * self._chunk_bytes, max(1, self._wanted.nbytes))
+                length = len(self._free) * self._chunk_bytes
                 self._core.room.check_machine(Tier.HOST, length)
                 ring = self._ring = MemoryFile(length, name="tensorcast-ring")
                 self._number = -next(_rings)  # segments are numbered above 0
                 fd = ring.write_description()
                 order = devices.order(Act.PIN, self._number, nbytes=length, fd=fd)
                 devices.wait(order, self._until_s)
+                self._known = True
+            if not self._known:
+                message = "the device did not take the ring of this pull"
+                raise DeviceError(message)
             return self._ring
 
     def place(self, chunk: int, length: int) -> memoryview:

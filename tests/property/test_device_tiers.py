@@ -37,6 +37,7 @@ from tensorcast_dask.exceptions import (
 from tensorcast_dask.store.core import Core, now_s
 from tensorcast_dask.store.device_media import media_of
 from tensorcast_dask.store.device_reads import DeviceReads
+from tensorcast_dask.store.device_target import DeviceTarget
 from tensorcast_dask.store.devices import Devices
 from tensorcast_dask.store.machine import Machine
 from tensorcast_dask.store.shelf import Shelf
@@ -454,3 +455,31 @@ TestTierMachine.settings = settings(
     stateful_step_count=12,
     deadline=None,
 )
+
+
+def test_every_place_of_a_ring_has_room_for_a_whole_chunk() -> None:
+    machine = TierMachine()
+    nbytes = 2 * PAGE + 24
+    data, index = content(nbytes), index_of(nbytes)
+    wanted = Wanted(
+        generation=Generation(1),
+        id=ArtifactId("a"),
+        version=Version(1),
+        nbytes=nbytes,
+        tier=Tier.DEVICE,
+        owner=0,
+        deadline_s=now_s() + WITHIN_S,
+        labels={},
+    )
+    target = DeviceTarget(machine.core, machine.devices, wanted)
+    target.reserve(index=index, chunk_bytes=PAGE, until_s=now_s() + WITHIN_S)
+    for chunk in (2, 0, 1):  # each in a place of its own
+        piece = data[chunk * PAGE : (chunk + 1) * PAGE]
+        target.place(chunk, len(piece))[:] = piece
+    for chunk in (0, 2, 1):
+        target.settle(chunk)
+    machine.core.commit(wanted.generation, Tier.DEVICE, index=index, index_digest="d")
+    target.close()
+    machine.bytes[wanted.generation] = data
+    machine.open(0, share=False)  # and compares
+    machine.teardown()
