@@ -187,6 +187,8 @@ def put(
                 labels=labels,
                 replicas=replicas,
                 version="next" if next_version else None,
+                deadline=math.inf,  # who waits sees how far it is, and has Ctrl-C
+                progress=not as_json,
             )
             artifact = loading.result()
             if publish:
@@ -226,7 +228,12 @@ def get(
     def work() -> None:
         with session(scheduler) as cast:
             artifact = cast.artifact(id_, version=version)
-            artifact.save(str(path), max_shard_bytes=max_shard)
+            artifact.save(
+                str(path),
+                max_shard_bytes=max_shard,
+                deadline=math.inf,
+                progress=not as_json,
+            )
             if as_json:
                 show_json({"path": str(path.absolute()), "artifact": artifact.info})
             else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +33,9 @@ def cp(
     def work() -> None:
         with session(scheduler) as cast:
             artifact = cast.artifact(id_, version=version)
-            _tell(id_, cast.replicate(artifact, node).result(), as_json=as_json)
+            waiting = {"deadline": math.inf, "progress": not as_json}
+            copied = cast.replicate(artifact, node, **waiting)
+            _tell(id_, copied.result(), as_json=as_json)
 
     run(work)
 
@@ -62,7 +65,9 @@ def mv(
         with session(scheduler) as cast:
             artifact = cast.artifact(id_, version=version)
             left = source or _only_holder(artifact)
-            _tell(id_, cast.migrate(artifact, left, node).result(), as_json=as_json)
+            waiting = {"deadline": math.inf, "progress": not as_json}
+            moved = cast.migrate(artifact, left, node, **waiting)
+            _tell(id_, moved.result(), as_json=as_json)
 
     run(work)
 
@@ -115,7 +120,8 @@ def drain(
                 for one in (worker.name, worker.node, worker.address)
             }
             leaves = named.get(node) if retire else None
-            receipt = cast.drain(node, end=not keep and leaves is None).result()
+            end = not keep and leaves is None
+            receipt = cast.drain(node, end=end, deadline=math.inf).result()
             if leaves is not None and not receipt.stayed:
                 cast.client.retire_workers([leaves])
             if as_json:
