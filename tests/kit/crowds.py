@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from tensorcast_dask.scheduler_plugin.state.catalog import Catalog
 from tensorcast_dask.scheduler_plugin.state.records import VersionRecord
 from tensorcast_dask.tensors import messages as m
 from tensorcast_dask.tensors.ids import ArtifactId, Generation, Version
 from tests.kit.catalogs import Desk
 
-__all__ = ["crowd"]
+__all__ = ["crowd", "fill"]
 
 
 def crowd(artifacts: int, *, nodes: int = 20, copies: int = 2) -> Desk:
@@ -15,7 +16,12 @@ def crowd(artifacts: int, *, nodes: int = 20, copies: int = 2) -> Desk:
     desk = Desk()
     for number in range(nodes):
         desk.node(f"n{number:02}")
-    catalog = desk.catalog
+    fill(desk.catalog, artifacts, copies=copies)
+    return desk
+
+
+def fill(catalog: Catalog, artifacts: int, *, copies: int = 1) -> None:
+    """Have a catalog believe that its nodes hold so many; no journal hears of it."""
     records = list(catalog.nodes.records.values())
     for number in range(artifacts):
         record = VersionRecord(
@@ -33,7 +39,6 @@ def crowd(artifacts: int, *, nodes: int = 20, copies: int = 2) -> Desk:
         )
         catalog.names.add(record)
         for copy in range(copies):
-            node = records[(number + copy) % nodes]
+            node = records[(number + copy) % len(records)]
             tier = m.Tier.DISK if number % 5 == 0 and copy else m.Tier.HOST
             catalog.replicas.add(record, node, tier, write=False)
-    return desk

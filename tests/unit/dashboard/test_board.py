@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import asyncio
+import itertools
 import json
 
 from tensorcast_dask.dashboard import board as module
 from tensorcast_dask.dashboard.board import EVERY_S, INTEREST_S, STRIDE, Board
-from tensorcast_dask.dashboard.data.events import Words
+from tensorcast_dask.dashboard.data.events import LINES, Words
 from tensorcast_dask.dashboard.data.memory import Page
-from tensorcast_dask.dashboard.data.placement import Place
+from tensorcast_dask.dashboard.data.placement import ROWS, Place
 from tensorcast_dask.dashboard.data.search import Grouping, Wanted
 from tests.kit.catalogs import Desk
 from tests.kit.crowds import crowd
@@ -73,6 +75,36 @@ async def test_a_large_one_is_looked_through_in_slices_and_says_how_far_it_is() 
     clock.now_s += EVERY_S
     found = board.see(Place()).told.texts["found"]
     assert found.startswith("artifacts 1 to 30 of 4,000")
+
+
+@on_loop
+async def test_of_a_hundred_thousand_no_turn_of_the_loop_looks_at_many_or_draws_many() -> (
+    None
+):
+    board, clock = scene(crowd(100_000, nodes=3, copies=1))
+    clock.costs_s = module.SLICE_S / 40
+    first = board.see(Place()).told
+
+    def looked_at() -> int:
+        running = board._searches[Wanted()].running
+        return 100_000 if running is None else running.seen
+
+    seen = [looked_at()]
+    assert seen[0] <= (module.FIRST_S / clock.costs_s + 2) * STRIDE
+    while seen[-1] < 100_000:
+        await asyncio.sleep(0)
+        seen.append(looked_at())
+    most = (module.SLICE_S / clock.costs_s + 2) * STRIDE
+    assert max(after - before for before, after in itertools.pairwise(seen)) <= most
+    clock.costs_s = 0.0
+    for page in (0, 1, 3333, 10_000):
+        clock.now_s += EVERY_S
+        told = board.see(Place(page=page)).told
+        assert 0 < len(told.columns["rows"]["y"]) == told.counts["rows"] <= ROWS
+        assert "of 100,000" in told.texts["found"]
+    assert first.counts["rows"] == ROWS
+    assert len(board.see(Words()).told.columns["events"]["at"]) <= LINES
+    board.close()
 
 
 @on_loop
