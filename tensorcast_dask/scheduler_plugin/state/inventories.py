@@ -169,6 +169,11 @@ class Inventories:
 
     # ------------------------------------------------------------ one record
     def _take(self, node: NodeRecord, one: ReplicaRecord) -> bool:
+        # Told of without its index first, it may be unknown, and on its way out.
+        ending = self.rebuilding and self._tasks.is_ending(node.node, one.generation)
+        return not ending and self._taken(node, one)
+
+    def _taken(self, node: NodeRecord, one: ReplicaRecord) -> bool:
         record = self._names.versions.get(one.generation)
         if record is None:
             record = self._rebuilt(one)

@@ -134,6 +134,15 @@ class Tasks:
             if name == node.node:
                 del self._stopping[number]
 
+    def is_ending(self, node: NodeId, generation: Generation) -> bool:
+        """Whether a node was ordered to end a generation, and has not said that it has."""
+        return any(
+            isinstance(one.order, DoDrop)
+            and one.order.final
+            and one.order.generation == generation
+            for one in self.of(node)
+        )
+
     def drops(self, generation: Generation) -> bool:
         """Whether a node is still dropping a generation."""
         return any(

@@ -131,6 +131,30 @@ def test_a_publish_that_the_journal_does_not_have_is_taken_back_where_rows_are_l
         assert a.marks[info.generation].published is False
 
 
+def test_what_a_node_was_ordered_to_drop_is_not_taken_back_from_it_but_from_others() -> (
+    None
+):
+    d = Desk()
+    a, b, p = d.node("a"), d.node("b"), d.program()
+    info = p.put("x", replicas=2)
+    d = d.restart(lost=True)
+    a.obedient = False
+    held = a.held.pop(info.generation)
+    a.join()
+    # It was on its way while the catalog was away, and is told of without its index.
+    a.say(m.ReplicaReady(record=msgspec.structs.replace(held, index=b"")))
+    assert [one.generation for one in a.inbox if isinstance(one, m.DoDrop)] == [
+        info.generation
+    ]
+    a.held[info.generation] = held
+    a.join()
+    p.open()
+    with pytest.raises(NotFound):
+        p.resolve("x")
+    b.join()
+    assert p.locate(p.resolve("x").generation) == [b.node]
+
+
 def test_p31_what_a_rebuilt_catalog_destroyed_does_not_come_back() -> None:
     d = Desk()
     a = d.node("a")
