@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tensorcast_dask.exceptions import TensorCastError
 from tensorcast_dask.scheduler_plugin.state.catalog import Catalog
 from tensorcast_dask.store.state.replicas import Life
 from tensorcast_dask.tensors import messages as m
@@ -17,6 +18,7 @@ from tests.kit.sim_timeline import Process
 from tests.kit.sim_workload import open_at, put, read
 
 if TYPE_CHECKING:
+    from tests.kit.sim_instance import SimInstance
     from tests.kit.world import World
 
 __all__ = ["check_rest"]
@@ -169,9 +171,8 @@ def the_cluster_still_works(world: World) -> None:
 
     def script() -> Process:
         for instance in world.instances:
-            if not instance.over:  # its session works, whatever has become of its node
-                there = m.InstancesAsked(rid=instance.session.next_rid())
-                yield from instance.ask_catalog(there, m.Instances, 5.0)
+            if not instance.over:
+                yield from session_of(instance)
         for name in list(catalog.names.artifacts):
             ask = m.Destroy(rid=program.rid(), id=name, deadline_s=5.0)
             ended = yield from program.ask(ask)
@@ -194,6 +195,16 @@ def the_cluster_still_works(world: World) -> None:
         world.time.run(world.time.now_s + 0.5)
     assert ended.fired, "a healed cluster does not answer"
     assert done
+
+
+def session_of(instance: SimInstance) -> Process:
+    """The session of an instance works, whatever has become of its nodes."""
+    ask = m.InstancesAsked(rid=instance.session.next_rid())
+    try:
+        yield from instance.ask_catalog(ask, m.Instances, 5.0)
+    except TensorCastError as error:
+        message = f"{instance.attachment} asks the catalog in vain: {error}"
+        raise AssertionError(message) from error
 
 
 def nothing_is_held(world: World) -> None:

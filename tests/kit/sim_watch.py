@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tensorcast_dask.scheduler_plugin.state.events import Reply
+from tensorcast_dask.scheduler_plugin.state.records import NodeRecord
 from tensorcast_dask.store.records import NO_NODE
 from tensorcast_dask.store.state.replicas import Life
 from tensorcast_dask.tensors import messages as m
@@ -130,18 +131,21 @@ class Watch:
             self._doom(info.id)
 
     def _away(self, scheduler: SimScheduler) -> set[NodeId]:
-        """Who is not live, or has just come back: the destroy was decided on before."""
-        live = {
-            name
-            for name, one in scheduler.catalog.nodes.records.items()
-            if one.live and not one.claiming
-        }
-        now_s = self.world.time.now_s
-        return {
-            node.node
-            for node in self.world.alive()
-            if node.node not in live or now_s - node.welcomed_s < JUST_S
-        }
+        """Who is given up, or has just come back: the destroy was decided on before.
+
+        One that a scheduler has not heard yet is waited for.
+        """
+        now_s, found = self.world.time.now_s, set()
+        for node in self.world.alive():
+            record = scheduler.catalog.nodes.records.get(node.node)
+            if record is None or not record.lease_until_s:
+                continue
+            given_up = (
+                record.gone != NodeRecord(node=record.node, card=record.card).gone
+            )
+            if given_up and (not record.live or now_s - node.welcomed_s < JUST_S):
+                found.add(node.node)
+        return found
 
     def _makes(self, request: Any, info: m.ArtifactInfo) -> bool:
         """Whether this is the answer to what made the version by itself."""

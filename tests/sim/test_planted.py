@@ -102,12 +102,14 @@ def what_waits_is_called_on_half_an_update(patch: Patch) -> None:
     patch.setattr(Calls, "known", known)
 
 
-def greetings_are_not_told_apart(patch: Patch) -> None:
+def what_was_not_answered_is_not_asked_again(patch: Patch) -> None:
     real = CarriedSession.heard_of
 
     def heard_of(self: CarriedSession, *, up: bool, greeting: int = 0) -> None:
-        if not (up and self._up):
-            real(self, up=up, greeting=greeting)
+        sent = [one for one in self._asked.values() if one.sent]
+        real(self, up=up, greeting=greeting)
+        for one in sent:
+            one.sent = True
 
     patch.setattr(CarriedSession, "heard_of", heard_of)
 
@@ -158,8 +160,8 @@ PLANTED = (
     Planted(keys_are_forgotten, Faults(drop_link=1.0), "calling"),
     Planted(what_waits_is_called_on_half_an_update, CALM, "calling"),
     Planted(
-        greetings_are_not_told_apart,
-        Faults(scheduler_restart=0.5, drop_link=2.0, delay=0.3),
+        what_was_not_answered_is_not_asked_again,
+        Faults(drop_link=2.0, delay=0.3),
         "calling",
     ),
     Planted(who_was_given_up_stays_so, Faults(all_lapse=0.2), "moving"),
