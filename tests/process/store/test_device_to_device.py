@@ -6,6 +6,7 @@ the other's slabs there.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -120,8 +121,11 @@ class Scene:
     def close(self) -> None:
         for node in self.nodes:
             node.client.close()
-        self.stores.close()
         pids = [pid for node in self.nodes for pid in node.pids]
+        for pid in pids:  # one that was stopped has to end, too
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+        self.stores.close()
         eventually(
             lambda: not [pid for pid in pids if Path(f"/proc/{pid}").exists()],
             within_s=20.0,
