@@ -68,8 +68,10 @@ def test_a_worker_that_is_retired_begins_no_other_node(
         first, second = cast.wait_for_workers(2)
         cast.put(np.zeros(1000), "kept", worker=first)
         assert "kept v1" in leaving("drain", first.name, "--retire")[0]
-        assert nodes_of(leaving, "kept") == [second.name]
-        assert len(cast.client.scheduler_info()["workers"]) == 1
+        eventually(lambda: nodes_of(leaving, "kept") == [second.name], within_s=20)
+        eventually(
+            lambda: len(cast.client.scheduler_info()["workers"]) == 1, within_s=20
+        )
         leaving("drain", second.name, "--keep", "--retire", status=2)
 
 

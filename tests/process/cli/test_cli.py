@@ -155,8 +155,9 @@ def test_a_program_of_this_machine_finds_it_without_an_address(
     up: Commands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TENSORCAST_RUN_DIR", str(up.run_dir))
+    monkeypatch.delenv("TENSORCAST_SCHEDULER", raising=False)
     with tc.connect() as cast:
-        assert len(cast.workers()) == 2
+        assert len(cast.wait_for_workers(2, deadline=60)) == 2
 
 
 def test_nodes_show_every_tier(up: Commands) -> None:
