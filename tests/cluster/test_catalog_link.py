@@ -30,13 +30,17 @@ from tensorcast_dask.tensors.ids import (
 )
 from tensorcast_dask.tensors.messages import (
     Answer,
+    CancelAsked,
     CommitCreated,
     Fault,
     Nodes,
     NodesAsked,
+    OpenPlan,
+    PlanState,
     Resolve,
     SessionOpen,
 )
+from tests.kit.eventually import eventually_async
 from tests.kit.loops import on_loop
 
 GONE = Fault(kind="Gone", message="it is gone")
@@ -126,6 +130,27 @@ async def test_a_foreseen_request_is_sent_over_another_comm_than_what_brought_it
                 await link.call(commit(rid), type(None), deadline(20.0))
         sent = [one for one in catalog.asked if isinstance(one, CommitCreated)]
         assert sent[-1] == commit(rid)
+
+
+@on_loop
+async def test_a_plan_that_nobody_waits_for_any_more_is_withdrawn() -> None:
+    async with linked() as (catalog, link):
+        ask = OpenPlan(
+            rid=link.next_rid(), key="k", digest="", spec=b"", deadline_s=9.0
+        )
+        waits = asyncio.create_task(link.call(ask, PlanState, deadline(60.0)))
+        await eventually_async(
+            lambda: ask in catalog.asked, within_s=20, what="it is asked"
+        )
+        waits.cancel()
+        await asyncio.wait({waits})
+        await eventually_async(
+            lambda: isinstance(catalog.asked[-1], CancelAsked),
+            within_s=20,
+            what="it is withdrawn",
+        )
+        last: Any = catalog.asked[-1]
+        assert (waits.cancelled(), last.asked) == (True, ask.rid)
 
 
 @pytest.mark.parametrize(
