@@ -3,7 +3,7 @@
 Rules:
 
 1. That a version is lost is said once; a node that brings a copy later makes it found
-   again.
+   again. Of many that are lost at one instant the log names `NAMED`; events name all.
 2. The last listed copy is never given up: a node may drop a replica by itself only after
    `MayDrop`, which strikes it from the list first.
 3. What a holder is told (`DoMark`) is what was last told it, changed: never again the same
@@ -13,6 +13,7 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 from tensorcast_dask.scheduler_plugin.state.events import Row
 from tensorcast_dask.scheduler_plugin.state.holders import Holders
@@ -30,7 +31,10 @@ from tensorcast_dask.scheduler_plugin.state.records import (
 from tensorcast_dask.tensors.ids import Generation, NodeId
 from tensorcast_dask.tensors.messages import DoMark, Tier
 
-__all__ = ["Replicas"]
+__all__ = ["NAMED", "Replicas"]
+
+#: Versions lost at one instant that the log names; a node may have had very many.
+NAMED: Final = 20
 
 
 class Replicas:
@@ -50,6 +54,8 @@ class Replicas:
         self._holders = holders
         self._pins = pins
         self.by_node: dict[NodeId, dict[Generation, VersionRecord]] = {}
+        #: When something was lost last, and how much at that instant.
+        self._lost_s, self._lost = 0.0, 0
         #: Told of each version whose holders, pins or publication changed.
         self.on_remark: Callable[[VersionRecord], None] = _nobody
 
@@ -172,11 +178,22 @@ class Replicas:
             return
         record.said_lost = True
         name = self._holders.label(last) if last else ""
-        self._outbox.log(
-            "warning",
-            f"version {record.version} of {record.id!r} is lost: no copy is left "
-            f"(last on {name or 'nodes that did not come back'})",
-        )
+        where = name or "nodes that did not come back"
+        if self._lost_s != self._outbox.now_s:
+            self._lost_s, self._lost = self._outbox.now_s, 0
+        self._lost += 1
+        if self._lost <= NAMED:
+            self._outbox.log(
+                "warning",
+                f"version {record.version} of {record.id!r} is lost: no copy is left "
+                f"(last on {where})",
+            )
+        elif self._lost == NAMED + 1:
+            self._outbox.log(
+                "warning",
+                f"more versions are lost with what was last on {where}; `tensorcast ls -a` "
+                "shows all of them",
+            )
         self._outbox.emit(
             "lost",
             id=record.id,

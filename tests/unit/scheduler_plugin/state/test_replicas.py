@@ -5,6 +5,7 @@ import math
 import pytest
 
 from tensorcast_dask.exceptions import DataLost
+from tensorcast_dask.scheduler_plugin.state.replicas import NAMED
 from tensorcast_dask.tensors import messages as m
 from tensorcast_dask.tensors.ids import RequestId
 from tests.kit.catalogs import Desk
@@ -116,3 +117,19 @@ def test_what_is_given_up_with_leave_is_no_copy_again_before_it_was_dropped() ->
     a.say(dropped)
     a.say(m.ReplicaReady(record=record))
     assert p.locate(info.generation) == [b.node, a.node]
+
+
+def test_of_many_that_are_lost_at_once_the_log_names_some_and_events_name_all() -> None:
+    d = Desk()
+    a = d.node("a")
+    p = d.program()
+    for number in range(NAMED + 5):
+        p.put(f"x{number:02}", node=a.node)
+    a.lose_link()
+    d.pass_time(100.0, renewing=False)
+    lost = [one for one in d.emitted if one.topic == "lost"]
+    assert len(lost) == NAMED + 5
+    said = [one.text for one in d.logs if "lost" in one.text]
+    assert len(said) == NAMED + 1
+    assert "'x00' is lost" in said[0]
+    assert said[-1].startswith("more versions are lost with what was last on w-a")
