@@ -149,7 +149,7 @@ PLANTED = (
     Planted(contents_are_mixed, CALM, "lending"),
     Planted(
         unheard_nodes_are_not_waited_for,
-        Faults(scheduler_restart=0.9, delay=0.05, drop_link=0.5),
+        Faults(scheduler_restart=0.9, delay=0.1, drop_link=1.5),
         "ending",
     ),
     Planted(
