@@ -124,7 +124,8 @@ source = open_source(
 into = private(card.pid)
 print("open", flush=True)
 while True:
-    for arrived in source.read_chunks(iter([Work(0, into), None]).__next__):
+    work = [Work(0, into)]
+    for arrived in source.read_chunks(lambda: work.pop() if work else None):
         pass
 """
 
