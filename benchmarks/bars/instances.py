@@ -57,6 +57,12 @@ def register(state: dict[str, Any], size: int, name: str) -> float:
     return spent
 
 
+def pin(_: dict[str, Any], cores: list[int]) -> None:
+    """Keep all threads of this process on some cores."""
+    for thread in Path("/proc/self/task").iterdir():
+        os.sched_setaffinity(int(thread.name), cores)
+
+
 # -------------------------------------------------------------------- the references
 def echo(_: dict[str, Any], path: str) -> None:
     """Answer what comes with itself, in this process's own threads."""
@@ -178,14 +184,22 @@ def wire_gbs(wire: Wire, control: str, count: int) -> float:
 
 
 # -------------------------------------------------------------------- the lines
-def calls(sizes: Sizes, cast: Any) -> None:
-    """A call, and a step."""
+def calls(sizes: Sizes, engine: Helper, cast: Any) -> None:
+    """A call, and a step.
+
+    For the call, who calls and who answers share a core, those of the echo too: else it is the
+    kernel's whim which pair has to wake a core that sleeps (40 us each way in a virtual machine).
+    """
+    cores = sorted(os.sched_getaffinity(0))
     with Helper("echo") as helper, tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder) / "s")
         helper(echo, path)
         sock = socket.socket(socket.AF_UNIX)
         sock.connect(path)
         handle = cast.instance("engine")
+        for one in (engine, helper):
+            one(pin, cores[:1])
+        os.sched_setaffinity(0, cores[:1])
         emit(
             paired(
                 "a call of an instance on this host, against an echo over a unix socket",
@@ -198,6 +212,8 @@ def calls(sizes: Sizes, cast: Any) -> None:
             )
         )
         sock.close()
+        os.sched_setaffinity(0, cores)
+        engine(pin, cores)
         emit(
             paired(
                 "an instance step of a plan by rpc, against a call and a bare request",
@@ -284,7 +300,7 @@ def main(sizes: Sizes) -> None:
         Helper("engine") as engine,
     ):
         engine(begin, "engine", cast.workers()[0].node)
-        calls(sizes, cast)
+        calls(sizes, engine, cast)
         lent(sizes, engine, cast)
         far(sizes, cluster)
 

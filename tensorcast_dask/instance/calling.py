@@ -51,8 +51,12 @@ def outcome_of(
 
     try:
         args, kwargs = _arguments(values.unpack(call.args, meet))
-        with tracing.span(f"instance {call.function}", call.trace):
-            result = find(call.function)(*args, **kwargs)
+        function = find(call.function)
+        if call.trace:
+            with tracing.span(f"instance {call.function}", call.trace):
+                result = function(*args, **kwargs)
+        else:
+            result = function(*args, **kwargs)
         value = values.pack(_lowered(result), what=f"what {call.function} returns")
     except TensorCastError as error:
         return _failed(call, error)

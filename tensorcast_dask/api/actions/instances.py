@@ -36,6 +36,8 @@ __all__ = ["call", "find", "listed", "packed", "result_of"]
 _ANSWERS = CallAnswered | Refused
 #: What a call that only looks may take.
 _POLL_S: Final = 0.05
+#: A call without arguments.
+_NO_ARGUMENTS: Final = values.pack([[], {}])
 
 
 async def listed(core: Core, limit: Deadline) -> tuple[InstanceState, ...]:
@@ -59,6 +61,8 @@ async def find(core: Core, name: str, limit: Deadline) -> InstanceState:
 
 def packed(args: Any, kwargs: dict[str, Any]) -> bytes:
     """Pack the arguments of a call."""
+    if not args and not kwargs:
+        return _NO_ARGUMENTS
 
     def lowered(value: Any) -> Any:
         if isinstance(value, Artifact):
