@@ -65,7 +65,7 @@ SETTINGS = CatalogSettings(
     outcome_ttl_s=10.0,
     deadline_default_s=8.0,
     story_lines=4,
-    plan_result_ttl_s=8.0,
+    plan_result_ttl_s=15.0,  # longer than a program asks again
 )
 
 
