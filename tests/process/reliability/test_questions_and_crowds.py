@@ -10,7 +10,7 @@ import pytest
 
 import tensorcast_dask as tc
 from tensorcast_dask.exceptions import NotFound, TensorCastError
-from tests.kit.baseline import idle_state
+from tests.kit.baseline import at_rest, idle_state
 from tests.kit.eventually import eventually
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def test_p24_questions_pin_and_lease_nothing(cast: tc.Session, size: int) -> Non
     artifact = cast.put({"x": np.arange(float(size))}, "asked")
     artifact.publish()
     view = artifact.view({"x": tc.s_[:10]}, name="asked/view")
-    asked = eventually(lambda: idle_state(cast), within_s=20)
+    asked = eventually(lambda: at_rest(cast), within_s=20)
     questions: list[Callable[[], Any]] = [
         lambda: cast.exists("asked"),
         lambda: cast.exists("nobody"),
