@@ -130,6 +130,12 @@ while True:
 """
 
 
+def leaves_no_more_than(before: Footprint) -> bool:
+    left = Footprint.now().since(before, threads=True)
+    assert not left, left
+    return True
+
+
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_reader_lost_in_a_message_gives_the_lease_back(
     lanes: str, how: signal.Signals
@@ -159,4 +165,5 @@ def test_a_reader_lost_in_a_message_gives_the_lease_back(
         finally:
             process.kill()
             process.communicate()
-        eventually(lambda: Footprint.now() == before, within_s=10)
+        # What an earlier test left may end meanwhile: only what is new is looked at.
+        eventually(lambda: leaves_no_more_than(before), within_s=20)
