@@ -26,7 +26,7 @@ from tensorcast_dask.exceptions import PeerLost
 from tensorcast_dask.tensors.messages import Location, NodeCard, Tier
 from tests.kit.eventually import eventually
 from tests.kit.holders import CLUSTER, GENERATION, TOKEN, holder_process, serve
-from tests.kit.leaks import Footprint
+from tests.kit.leaks import Footprint, no_leaks
 from tests.kit.ucx_holders import NO_UCX, UcxHolder
 
 pytestmark = [
@@ -130,12 +130,6 @@ while True:
 """
 
 
-def leaves_no_more_than(before: Footprint) -> bool:
-    left = Footprint.now().since(before, threads=True)
-    assert not left, left
-    return True
-
-
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_reader_lost_in_a_message_gives_the_lease_back(
     lanes: str, how: signal.Signals
@@ -143,10 +137,12 @@ def test_a_reader_lost_in_a_message_gives_the_lease_back(
     nbytes = 32 << 20
     ucx_line.offered()
     limits = Limits(stall_s=1.0)
-    with serve(
-        b"x" * nbytes, chunk_bytes=nbytes, holder=UcxHolder, limits=limits
-    ) as served:
-        before = Footprint.now()
+    with (
+        serve(
+            b"x" * nbytes, chunk_bytes=nbytes, holder=UcxHolder, limits=limits
+        ) as served,
+        no_leaks(threads=True, within_s=20),
+    ):
         card = msgspec.structs.replace(served.card, pid=nbytes)
         process = subprocess.Popen(
             [sys.executable, "-c", _READER, msgspec.json.encode(card).decode()],
@@ -165,5 +161,3 @@ def test_a_reader_lost_in_a_message_gives_the_lease_back(
         finally:
             process.kill()
             process.communicate()
-        # What an earlier test left may end meanwhile: only what is new is looked at.
-        eventually(lambda: leaves_no_more_than(before), within_s=20)
