@@ -27,6 +27,7 @@ from click.shell_completion import (
 )
 
 from tensorcast_dask.exceptions import TensorCastError
+from tensorcast_dask.tensors.signals import FAMILIES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -50,16 +51,6 @@ MOST: Final = 200
 #: How long the tables are waited for, which have to catch up first.
 _TABLES_S: Final = 1.5
 _PLAIN: Final = re.compile(r"[\w./@][\w./@:=%+-]*")
-_FAMILIES: Final = (
-    "artifact/",
-    "catalog/",
-    "consumer/",
-    "event/",
-    "instance/",
-    "link/",
-    "node/",
-    "plan/",
-)
 
 Complete: TypeAlias = (
     "Callable[[click.Context, click.Parameter, str], list[CompletionItem[str]]]"
@@ -185,7 +176,7 @@ def families(
     incomplete: str,
 ) -> list[CompletionItem[str]]:
     """Offer what names of signals begin with."""
-    fits = [one for one in _FAMILIES if one.startswith(incomplete)]
+    fits = [one for one in FAMILIES if one.startswith(incomplete)]
     return [CompletionItem(one) for one in fits]
 
 

@@ -25,6 +25,7 @@ from tensorcast_dask.exceptions import InvalidArgument
 
 __all__ = [
     "EVERYTHING",
+    "FAMILIES",
     "Crossing",
     "Freshness",
     "Rate",
@@ -40,7 +41,7 @@ Reading: TypeAlias = dict[str, str | int | float | bool | None]
 
 EVERYTHING: Final = ("",)
 #: With what a name begins.
-_FAMILIES: Final = (
+FAMILIES: Final = (
     *("artifact/", "catalog/", "consumer/", "event/", "instance/", "link/"),
     *("node/", "plan/", "policy/", "quota/"),
 )
@@ -115,9 +116,9 @@ def check_families(prefixes: Iterable[str]) -> None:
         Naming the families that there are.
     """
     for prefix in prefixes:
-        if not any(f.startswith(prefix) or prefix.startswith(f) for f in _FAMILIES):
+        if not any(f.startswith(prefix) or prefix.startswith(f) for f in FAMILIES):
             message = (
-                f"no signal begins with {prefix!r}; there are {' '.join(_FAMILIES)}"
+                f"no signal begins with {prefix!r}; there are {' '.join(FAMILIES)}"
             )
             raise InvalidArgument(message)
 
