@@ -18,7 +18,6 @@ import itertools
 import logging
 import os
 import signal
-import struct
 import sys
 import time
 from pathlib import Path
@@ -51,7 +50,7 @@ from tensorcast_dask.exceptions import (
     TensorCastError,
 )
 from tensorcast_dask.tensors.checksums import decode_sums, encode_sums
-from tensorcast_dask.tensors.devices import parse_devices
+from tensorcast_dask.tensors.devices import SLAB_SPAN, parse_devices
 from tensorcast_dask.tensors.ids import RequestId
 from tensorcast_dask.tensors.messages import (
     Act,
@@ -83,8 +82,6 @@ logger = logging.getLogger(__name__)
 GRAIN_BYTES: Final = 2 << 20
 _CALL_S: Final = 3600.0
 _ATTACH_S: Final = 30.0
-#: Of others' memory: place in the slab, which handle, place in its memory, length.
-_SPAN: Final = struct.Struct("<QQQQ")
 _ZEROS: Final = bytes(1 << 20)
 _numbers = itertools.count(1)
 
@@ -181,7 +178,7 @@ class Slabs:
         file = SharedMap(fd, order.nbytes, writable=True)
         try:
             with self._opened(order) as (opened, copies):
-                for start, number, offset, length in _SPAN.iter_unpack(order.spans):
+                for start, number, offset, length in SLAB_SPAN.iter_unpack(order.spans):
                     low, high = max(start, order.at), min(start + length, end)
                     if low >= high:
                         continue
@@ -268,7 +265,7 @@ def _sums(moved: Iterable[Moved]) -> bytes:
 def _spans(order: DeviceOrder) -> Iterator[tuple[int, int, int, int]]:
     """Give the spans of a copy, and between them what is to be zero (no handle: -1)."""
     at = 0
-    spans = sorted(_SPAN.iter_unpack(order.spans))
+    spans = sorted(SLAB_SPAN.iter_unpack(order.spans))
     for start, number, offset, length in [*spans, (order.nbytes, -1, 0, 0)]:
         for gap in range(at, start, len(_ZEROS)):
             yield gap, -1, 0, min(len(_ZEROS), start - gap)

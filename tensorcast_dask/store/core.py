@@ -210,9 +210,12 @@ class Core:
         index: bytes,
         index_digest: str,
         sums: bytes = b"",
+        cut_bytes: int | None = None,
         shared_with: NodeId = NO_NODE,
     ) -> Replica:
         """Freeze a copy whose writers are gone, and tell the catalog.
+
+        `sums` of chunks that were cut otherwise than here (`cut_bytes`; None: as here) are of no use.
 
         Raises
         ------
@@ -233,7 +236,7 @@ class Core:
             replica = self.table.commit(
                 generation, tier, index=index, index_digest=index_digest
             )
-            if sums:
+            if sums and cut_bytes in {None, self.settings.chunk_bytes}:
                 replica.sums = sums
             self.tell(
                 ready_of(

@@ -13,7 +13,6 @@ Rules:
 
 from __future__ import annotations
 
-import struct
 import time
 from typing import TYPE_CHECKING, Final
 
@@ -24,6 +23,7 @@ from tensorcast_dask.exceptions import DeviceError, Incomplete, NotFound, WrongP
 from tensorcast_dask.store.core import now_s
 from tensorcast_dask.store.records import Pulled, digest_of_index
 from tensorcast_dask.store.sharing import anyone
+from tensorcast_dask.tensors.devices import SLAB_SPAN
 from tensorcast_dask.tensors.messages import (
     Act,
     ChunkMap,
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 
 __all__ = ["copied", "gathered"]
 
-_SPAN: Final = struct.Struct("<QQQQ")
 #: How often content that its owner changes meanwhile is copied before it is given up.
 _STAMPS: Final = 10
 _PAUSE_S: Final = 0.02
@@ -115,7 +114,9 @@ def _copied(
             uses=[(wanted.generation, filling.copy)],
             nbytes=wanted.nbytes,
             handles=(opened.handle,) if opened.handle else opened.slabs,
-            spans=_SPAN.pack(0, 0, 0, wanted.nbytes) if opened.handle else opened.spans,
+            spans=SLAB_SPAN.pack(0, 0, 0, wanted.nbytes)
+            if opened.handle
+            else opened.spans,
         )
         devices.wait(order, until_s)
         told = channel.call(asked, expect=ChunkMap, until_s=until_s).message
@@ -123,13 +124,13 @@ def _copied(
             message = f"the owner of {wanted.id!r} changed it while it was copied"
             raise Incomplete(message)  # noqa: TRY301 - undone below
         filling.copy.exposed = True
-        same_cut = told.chunk_bytes == core.settings.chunk_bytes
         core.commit(
             wanted.generation,
             wanted.tier,
             index=opened.index,
             index_digest=digest_of_index(opened.index),
-            sums=told.sums if same_cut else b"",
+            sums=told.sums,
+            cut_bytes=told.chunk_bytes,
         )
     except BaseException:
         core.abort(wanted.generation, wanted.tier)

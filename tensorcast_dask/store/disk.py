@@ -151,13 +151,13 @@ class Disk:
             published=kept.published,
         )
         core.reserve(wanted, until_s=now_s())
-        same_cut = kept.chunk_bytes == core.settings.chunk_bytes
         core.commit(
             spooled.generation,
             Tier.DISK,
             index=kept.index,
             index_digest=digest_of_index(kept.index),
-            sums=kept.sums if same_cut else b"",
+            sums=kept.sums,
+            cut_bytes=kept.chunk_bytes,
         )
 
     # -------------------------------------------------------------- to disk

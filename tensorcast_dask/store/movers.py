@@ -16,6 +16,7 @@ from __future__ import annotations
 import itertools
 import logging
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -210,21 +211,16 @@ class Movers:
             same_host = location.card.host == self._identity.card.host
             if not same_host or location.tier is not order.tier:
                 continue
-            try:
-                found = medium.nearby(
-                    self._wanted(order, job, order.tier),
-                    location,
-                    source_generation=order.source_generation or order.generation,
-                    context=self._context(job.until_s),
-                )
-            except AlreadyExists:
-                raise
-            except TensorCastError as error:
-                logger.info("copying %d nearby failed: %s", order.generation, error)
-                job.tell(f"copying it nearby failed: {error.message}")
-            else:
-                if found is not None:
-                    return found
+            way = partial(
+                medium.nearby,
+                self._wanted(order, job, order.tier),
+                location,
+                source_generation=order.source_generation or order.generation,
+                context=self._context(job.until_s),
+            )
+            found = _tried(way, order, job, doing="copying it nearby")
+            if found is not None:
+                return found
         return None
 
     def _straight(self, order: DoPull, medium: Medium, job: Job) -> Pulled | None:
@@ -290,22 +286,17 @@ class Movers:
                 continue
             if location.card.kind != "store":  # memory of a caller is copied
                 continue
-            try:
-                shared = share(
-                    self._core,
-                    wanted,
-                    location,
-                    source_generation=origin,
-                    context=context,
-                )
-            except AlreadyExists:
-                raise
-            except TensorCastError as error:
-                logger.info("sharing %d failed: %s", order.generation, error)
-                job.tell(f"sharing its memory failed: {error.message}")
-            else:
-                if shared is not None:
-                    return shared
+            way = partial(
+                share,
+                self._core,
+                wanted,
+                location,
+                source_generation=origin,
+                context=context,
+            )
+            shared = _tried(way, order, job, doing="sharing its memory")
+            if shared is not None:
+                return shared
         if not sources:
             message = (
                 f"generation {order.generation} has no source that lives; put it again"
@@ -399,3 +390,17 @@ class Movers:
 def _has_lane(location: Location) -> bool:
     """Say whether a holder's device may be reached over UCX by more than TCP."""
     return location.tier is Tier.DEVICE and location.card.ucx[:1] not in {(), ("tcp",)}
+
+
+def _tried(
+    way: Callable[[], Pulled | None], order: DoPull, job: Job, *, doing: str
+) -> Pulled | None:
+    """Take a way that spares a pull; None where it is none, or fails, which is told."""
+    try:
+        return way()
+    except AlreadyExists:
+        raise
+    except TensorCastError as error:
+        logger.info("%s failed for %d: %s", doing, order.generation, error)
+        job.tell(f"{doing} failed: {error.message}")
+        return None

@@ -182,14 +182,14 @@ class PullRun:
         planner, wanted = self._planner, self._wanted
         self._reserve()
         assert planner.index is not None, "store: a finished pull knows its index"
-        same_cut = planner.chunk_bytes == self._core.settings.chunk_bytes
         self._end_lanes()
         self._core.commit(
             wanted.generation,
             wanted.tier,
             index=planner.index,
             index_digest=digest_of_index(planner.index),
-            sums=encode_sums(planner.sums) if same_cut else b"",
+            sums=encode_sums(planner.sums),
+            cut_bytes=planner.chunk_bytes,
         )
         share = planner.share()
         asked = [side.location for side in self._sides]

@@ -71,13 +71,13 @@ def share(
         with core.lock:  # from here on a drop finds it
             core.shelf.lend(filling.copy.segment, fd, wanted.nbytes)
             check_filled(core.table, wanted.generation, filling.copy)
-        same_cut = chunk_map.chunk_bytes == core.settings.chunk_bytes
         core.commit(
             wanted.generation,
             wanted.tier,
             index=chunk_map.index,
             index_digest=digest_of_index(chunk_map.index),
-            sums=chunk_map.sums if same_cut else b"",
+            sums=chunk_map.sums,
+            cut_bytes=chunk_map.chunk_bytes,
             shared_with=location.card.node,
         )
     except TensorCastError:

@@ -11,6 +11,7 @@ Rules:
 from __future__ import annotations
 
 import re
+import struct
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -18,6 +19,7 @@ from tensorcast_dask.tensors.quantities import parse_bytes
 
 __all__ = [
     "FAMILIES",
+    "SLAB_SPAN",
     "DeviceId",
     "DeviceSpec",
     "is_uuid",
@@ -27,6 +29,8 @@ __all__ = [
 
 #: Kind of backend -> family of devices.
 FAMILIES: Final = {"cupy": "cuda", "torch": "cuda", "emulated": "emulated"}
+#: Of lent memory: place in the segment, which handle, place in its memory, length.
+SLAB_SPAN: Final = struct.Struct("<QQQQ")
 _EMULATED: Final = re.compile(r"emulated:(\d+)x(.+?)(:pool)?")
 _NAME: Final = re.compile(r"(cuda|emulated)(?::(\d+))?")
 _MAX_EMULATED: Final = 64

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import struct
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 
 import numpy as np
@@ -23,6 +22,7 @@ from tensorcast_dask.exceptions import (
     UnsupportedDtype,
     UnsupportedPlatform,
 )
+from tensorcast_dask.tensors.devices import SLAB_SPAN
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -45,7 +45,6 @@ __all__ = [
 ]
 
 _ZEROS: Final = bytes(4096)
-_SPAN: Final = struct.Struct("<QQQQ")
 
 
 class DeviceTensor:
@@ -199,7 +198,7 @@ def lent_slabs(index: Index, sources: Sequence[Source]) -> LentSlabs | None:
         if place.memory not in numbers:
             numbers[place.memory] = len(numbers)
             handles.append(value.device.export(place.memory).encode())
-        spans.append(_SPAN.pack(start, numbers[place.memory], place.offset, nbytes))
+        spans.append(SLAB_SPAN.pack(start, numbers[place.memory], place.offset, nbytes))
     if len(devices) != 1:
         return None
     return LentSlabs(devices.pop().id.uuid, tuple(handles), b"".join(spans))

@@ -16,9 +16,8 @@ Rules:
 from __future__ import annotations
 
 import os
-import struct
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tensorcast_dask.dataplane.channel import Channel, Prefer
 from tensorcast_dask.dataplane.devices import (
@@ -38,6 +37,7 @@ from tensorcast_dask.dataplane.transports.base import (
 )
 from tensorcast_dask.exceptions import InvalidArgument, PeerLost, WrongPeer
 from tensorcast_dask.tensors.checksums import chunk_range
+from tensorcast_dask.tensors.devices import SLAB_SPAN
 from tensorcast_dask.tensors.messages import (
     ChunkMap,
     ChunkMapAsked,
@@ -54,9 +54,6 @@ if TYPE_CHECKING:
     from tensorcast_dask.tensors.messages import NodeCard
 
 __all__ = ["IpcSource", "open_ipc"]
-
-#: Of lent memory: place in the segment, which handle, place in its memory, length.
-_SPAN: Final = struct.Struct("<QQQQ")
 
 
 class _Piece(NamedTuple):
@@ -115,7 +112,7 @@ class IpcSource:
             self._pieces = [_Piece(0, memory.range(0, opened.nbytes))]
         else:
             slabs = [self._enter(data) for data in opened.slabs]
-            for start, number, offset, length in _SPAN.iter_unpack(opened.spans):
+            for start, number, offset, length in SLAB_SPAN.iter_unpack(opened.spans):
                 memory, begin = slabs[number]
                 place = memory.range(begin + offset, length)
                 self._pieces.append(_Piece(start, place))
